@@ -41,6 +41,8 @@ lint: venv ## check style, types and import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	git ls-files '*.sh' .ci/run | xargs shellcheck
+	$(BIN)/zizmor --offline --no-progress --quiet --persona=auditor .github
+	git ls-files '.github/workflows/*.yml' | xargs $(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows
 
 .PHONY: check
 check: lint ## lint, then run the fast unit tests (1 minute)
@@ -95,7 +97,7 @@ docs: venv ## build the documentation in build/docs and its reference pages from
 dist: venv ## build sdist, wheel and its bill of materials in dist/; test each in a clean environment
 	rm -rf dist
 	SOURCE_DATE_EPOCH=$(COMMIT_DATE) $(BIN)/hatchling build
-	SOURCE_DATE_EPOCH=$(COMMIT_DATE) tests/sbom/of-wheel.sh
+	SOURCE_DATE_EPOCH=$(COMMIT_DATE) tests/setup/of-wheel.sh
 	tests/setup/try-dist.sh
 
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --upgrade

@@ -1,5 +1,5 @@
 """A Kubernetes service proxy that works through iptables."""
 
 __version__ = "0.1.0"
-# Of the JSON that commands print and /statusz gives. Keys may be added to it; none changes its meaning or goes.
+# JSON API version. Keys may be added, never changed or removed.
 API_VERSION = "pykubeproxy/v1"

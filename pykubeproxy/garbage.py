@@ -11,7 +11,7 @@ _RARE_THRESHOLDS = (10_000, 50, 100)
 def collect_rarely() -> None:
     """Collect garbage rarely from now on, as nearly all new objects stay.
 
-    Never to collect would let an agent that cannot reach the API server grow with each failed request.
+    Do not disable GC: failed requests create cycles.
     """
     gc.freeze()
     gc.set_threshold(*_RARE_THRESHOLDS)

@@ -33,12 +33,12 @@ def plural(number: int, noun: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Such as "1 chain" or "12 chains"."""
+    """Return text such as "1 chain" or "12 chains"."""
     return f"{number} {plural(number, noun)}"
 
 
 def listed(words: Iterable[str], limit: int | None = None) -> str:
-    """Such as "a, b and c"; of more than `limit` words only the first: "a, b, c and 7 more"."""
+    """Return text such as "a, b and c"; of more than `limit` words only the first: "a, b, c and 7 more"."""
     names = list(words)
     if limit is not None and len(names) > limit:
         return f"{', '.join(names[:limit])} and {len(names) - limit} more"
@@ -53,6 +53,20 @@ def percent(share: float) -> str:
 def period(seconds: int) -> str:
     """Seconds in the largest unit that needs no fraction: 3 h, 90 min."""
     return next(f"{seconds // size} {unit}" for size, unit in _UNITS if seconds % size == 0)
+
+
+def duration(seconds: float) -> str:
+    """Format a duration: 4 ms, 1.25 s, 3 min 20 s, 2 h 5 min, 12 d 3 h."""
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    rest, parts = int(seconds), list[str]()
+    for size, unit in _UNITS:
+        number, rest = divmod(rest, size)
+        if number or parts:
+            parts.append(f"{number} {unit}")
+    return " ".join(parts[:2])
 
 
 def without_password(text: str) -> str:
@@ -85,12 +99,16 @@ def wrapped(text: str, first: str = "", others: str | None = None, width: int = 
 
 def printable(text: str) -> str:
     r"""Escape line breaks and invisible characters, as in \x1b: they could control a terminal or forge a line."""
-    return text if text.isprintable() else "".join(it if it.isprintable() else _escaped(it) for it in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(character if character.isprintable() else _escaped(character) for character in text)
+    )
 
 
 def one_line(text: str) -> str:
     """Return foreign text as one printable line of limited length, with spaces for other characters."""
-    line = " ".join("".join(it if it.isprintable() else " " for it in text).split())
+    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
     return line if len(line) <= _MOST_FOREIGN else line[:_MOST_FOREIGN] + "…"
 
 
@@ -104,7 +122,7 @@ def escape(text: str) -> str:
 def styled(text: str, color: str = "", *, bold: bool = False, dim: bool = False) -> str:
     """Return text with a style that `text_of` turns into codes for a terminal."""
     names = filter(None, (color, "bold" * bold, "dim" * dim))
-    return f"{''.join(chr(_FIRST + _CODES[it]) for it in names)}{text}{_RESET}"
+    return f"{''.join(chr(_FIRST + _CODES[name]) for name in names)}{text}{_RESET}"
 
 
 def text_of(*paragraphs: Iterable[str]) -> SafeText:
@@ -117,8 +135,12 @@ def _safe_line(line: str) -> str:
     if line.isprintable():
         return line
     return "".join(
-        it if it.isprintable() else f"\x1b[{ord(it) - _FIRST}m" if _STYLE.match(it) else _escaped(it)
-        for it in line
+        character
+        if character.isprintable()
+        else f"\x1b[{ord(character) - _FIRST}m"
+        if _STYLE.match(character)
+        else _escaped(character)
+        for character in line
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from pykubeproxy.config import Config, load
 from pykubeproxy.objects import Family, Kind, Listed, Node, decode
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset, parse
+from pykubeproxy.rules.iptables_save import parse
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
 
 FOLDER = Path(__file__).parent / "data" / "conformance" / "cases"

@@ -13,23 +13,12 @@ settings.load_profile("project")
 
 
 # Files whose tests take longest, the longest first.
+# fmt: off
 _LONGEST = (
-    *(
-        "test_lab_scenarios",
-        "test_tenants_api_server",
-        "test_tenants_huge",
-        "test_lab_lifecycle",
-        "test_tenants_affinity",
-    ),
-    *(
-        "test_agent_drift",
-        "test_continuity",
-        "test_faults_api_server",
-        "test_tenants_descriptors",
-        "test_handover",
-    ),
-    *("test_two_agents", "test_run_settings", "test_bench"),
+    "test_lab_scenarios", "test_tenants", "test_tenants_api_server", "test_harnesses", "test_lab_lifecycle",
+    "test_continuity", "test_agent_drift", "test_faults_api_server", "test_two_agents", "test_run",
 )
+# fmt: on
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -57,7 +46,7 @@ def _slow_tests_first(items: list[pytest.Item], workers: int) -> list[pytest.Ite
             slow.setdefault(item.path.stem, []).append(item)
         else:
             fast.append(item)
-    files = sorted(slow, key=lambda it: _LONGEST.index(it) if it in _LONGEST else len(_LONGEST))
+    files = sorted(slow, key=lambda file: _LONGEST.index(file) if file in _LONGEST else len(_LONGEST))
     size = -(-len(items) // workers)
     ordered: list[pytest.Item] = []
     for worker in range(workers):

@@ -4,10 +4,12 @@ Of every ten nodes, five run an old kube-proxy, one has stopped following the ob
 """
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from pykubeproxy.config import Dispatch
+from pykubeproxy.inspect.node import NodeRules, NodeState, Origin
+from pykubeproxy.inspect.packets.packet import NodeNetwork
 from pykubeproxy.objects import (
     Endpoint,
     EndpointPort,
@@ -141,3 +143,10 @@ def _saved(rules: Ruleset, program: str) -> Iterator[str]:
         yield from (f"[12:720] -A {chain} {it}" for chain, some in rules.of_table(table) for it in some)
         yield "COMMIT"
         yield "# Completed on Sun Nov 22 12:00:00 2026"
+
+
+def state_of(node: Node, rulesets: Mapping[Family, Ruleset], proxy: str = "", pod: str = "") -> NodeState:
+    """Return the state of a node of a cluster."""
+    rules = {family: NodeRules(ruleset) for family, ruleset in rulesets.items()}
+    network = NodeNetwork(frozenset(node.addresses))
+    return NodeState(node, Origin(f"rules of node {node.name}", "", proxy, pod), rules, network)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from typing import Any, cast
 
 from hypothesis import strategies as st
 
@@ -118,13 +119,13 @@ def paths(value: Json, path: tuple[str | int, ...] = ()) -> list[tuple[str | int
 def value_at(document: Json, path: tuple[str | int, ...]) -> Json:
     """Return the value at a path."""
     for step in path:
-        document = document[step]  # type: ignore[index, call-overload, assignment]
+        document = cast("Any", document)[step]
     return document
 
 
 def put(document: Json, path: tuple[str | int, ...], value: object) -> None:
     """Replace the value at a path."""
-    value_at(document, path[:-1])[path[-1]] = value  # type: ignore[index, call-overload]
+    cast("Any", value_at(document, path[:-1]))[path[-1]] = value
 
 
 @st.composite

@@ -8,8 +8,10 @@ from pykubeproxy.objects import (
     Port,
     Protocol,
     Service,
+    Updated,
     family_of,
 )
+from pykubeproxy.services.cluster import Cluster
 
 
 def service(name: str = "web", *, cluster_ip: str = "10.96.0.10", **fields: object) -> Service:
@@ -37,3 +39,11 @@ def slice_of(
     family = family_of(made[0].address) if made else Family.IPV4
     name = name or f"{service}-{family.value.lower()}"
     return EndpointSlice("ns", name, service, family, made, ports, **fields)  # type: ignore[arg-type]
+
+
+def cluster_of(*objects: Service | EndpointSlice) -> Cluster:
+    """A Cluster with these objects, added in their order."""
+    made = Cluster()
+    for each in objects:
+        made.apply(Updated(each))
+    return made

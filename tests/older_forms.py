@@ -13,9 +13,8 @@ import msgspec
 
 from pykubeproxy.rules import names
 from pykubeproxy.rules.context import RuleContext
-from pykubeproxy.rules.difference import installed
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.render import render
+from pykubeproxy.rules.render import installed, render
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ServicePort

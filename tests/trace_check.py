@@ -7,16 +7,17 @@ from contextlib import AbstractContextManager
 import pytest
 
 from pykubeproxy import kernel
+from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute, Packet
+from pykubeproxy.inspect.packets.walk import NodeTrace
 from pykubeproxy.inspect.routes import PacketVerdict
-from pykubeproxy.inspect.trace.model import Trace, trace_packet
-from pykubeproxy.inspect.trace.packet import Host, Packet, Route
 from pykubeproxy.kernel import Backend, Runner, open_iptables
-from pykubeproxy.kernel.addresses import routes
+from pykubeproxy.kernel.network import routes
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.network import CLIENT_CROWD, Namespace, namespace_prefix
-from pykubeproxy.lab.prober import Prober, ProbeResult, Target
+from pykubeproxy.lab.prober import Prober, ProbeResult, ProbeTarget
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.rules.ruleset import Ruleset
+from tests.traces import trace_packet
 
 # Scenarios wait with single connections; the rules are about to change then.
 _FEW = 3
@@ -40,7 +41,7 @@ class TraceCheck:
 
     def _checked(self, protocol: str, probe: Callable[..., ProbeResult]) -> Callable[..., ProbeResult]:
         @functools.wraps(probe)
-        def checked(prober: Prober, target: Target, count: int = 1, **options: object) -> ProbeResult:
+        def checked(prober: Prober, target: ProbeTarget, count: int = 1, **options: object) -> ProbeResult:
             host_name = prober._namespace.name.removeprefix(namespace_prefix(self._lab.name))
             node = self._node_of(host_name, target)
             # Trace only the first of many client addresses: tracing is slow and affinity times out.
@@ -57,7 +58,7 @@ class TraceCheck:
 
         return checked
 
-    def _node_of(self, host_name: str, target: Target) -> str | None:
+    def _node_of(self, host_name: str, target: ProbeTarget) -> str | None:
         """Return the node whose rules apply to the connection first."""
         if host_name in self._lab.nodes:
             return host_name
@@ -65,28 +66,28 @@ class TraceCheck:
             return self._lab.pods[host_name].site.name
         return next((name for name, it in self._lab.nodes.items() if target.address in it.addresses), None)
 
-    def _address(self, host_name: str, target: Target) -> str:
+    def _address(self, host_name: str, target: ProbeTarget) -> str:
         pod, node = self._lab.pods.get(host_name), self._lab.nodes.get(host_name, self._lab.client)
         return (pod.addresses if pod else node.addresses)[":" in target.address]
 
     def _inside(self, node: str) -> Namespace:
         return self._lab.nodes[node].namespace
 
-    def _rules(self, node: str, target: Target) -> Ruleset:
+    def _rules(self, node: str, target: ProbeTarget) -> Ruleset:
         runner = Runner(("ip", "netns", "exec", self._inside(node).name))
         return open_iptables(self._backend, family_of(target.address), runner).save()
 
     def _trace(
-        self, ruleset: Ruleset, node: str, protocol: str, source: str, target: Target, starts_here: bool
-    ) -> Trace:
+        self, ruleset: Ruleset, node: str, protocol: str, source: str, target: ProbeTarget, starts_here: bool
+    ) -> NodeTrace:
         entered: AbstractContextManager[object] = self._inside(node).entered()
         with entered:
             host = _host(family_of(target.address))
         return trace_packet(ruleset, Packet(protocol, source, target.address, target.port, starts_here), host)
 
-    def _agree(self, trace: Trace, seen: ProbeResult, description: str) -> None:
+    def _agree(self, trace: NodeTrace, seen: ProbeResult, description: str) -> None:
         self.compared[trace.verdict.value] = self.compared.get(trace.verdict.value, 0) + seen.total
-        pods = {address: pod.name for pod in self._pods() for address in pod.addresses}
+        pods = self._pods()
         traced = {pods.get(it.address, it.address): it for it in trace.endpoints}
         if trace.verdict is PacketVerdict.PASS:  # the destination need not be a pod
             assert set(seen.pods) <= {pods.get(trace.packet.destination, "")}, (
@@ -111,15 +112,17 @@ class TraceCheck:
         if not any(it.masquerade for it in trace.endpoints):
             assert clients <= {trace.packet.source}, f"{description}: {clients}; trace says it is kept"
 
-    def _pods(self) -> list[object]:
-        return [*self._lab.pods.values(), *self._lab._ended]
+    def _pods(self) -> dict[str, str]:
+        """Return the names of pods by address, also of those that have ended."""
+        pods = [*self._lab.pods.values(), *self._lab._ended]
+        return {address: pod.name for pod in pods for address in pod.addresses}
 
 
-def _has_affinity(trace: Trace) -> bool:
+def _has_affinity(trace: NodeTrace) -> bool:
     """Return whether a client stays with its endpoint."""
     return any("--rcheck" in step.rule for step in trace.steps)
 
 
-def _host(family: Family) -> Host:
+def _host(family: Family) -> NodeNetwork:
     addresses = frozenset(it.address for it in kernel.local_addresses(family))
-    return Host(addresses, tuple(Route(*route) for route in routes(family)))
+    return NodeNetwork(addresses, tuple(NodeRoute(*route) for route in routes(family)))

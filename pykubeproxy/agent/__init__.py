@@ -1,4 +1,4 @@
-"""The agent: applies events to the state of the cluster, and syncs the tables with it at a limited rate.
+"""The agent: apply events to the state of the cluster, and sync the tables of this node at a limited rate.
 
 `serve` (`process.py`) runs it. Its options and errors are here, because callers need them before most of the agent is
 imported.

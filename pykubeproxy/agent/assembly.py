@@ -4,18 +4,16 @@ import structlog
 
 import pykubeproxy
 from pykubeproxy.agent import RunOptions
-from pykubeproxy.agent.config_file import ConfigFileWatch
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox
 from pykubeproxy.agent.node_setup import set_up
 from pykubeproxy.agent.observe.events import ApiRecorder, Recorder
-from pykubeproxy.agent.observe.heartbeat import Heartbeat
+from pykubeproxy.agent.observe.health import Heartbeat
 from pykubeproxy.agent.observe.observers import Observers
-from pykubeproxy.agent.observe.status_service import StatusService
-from pykubeproxy.agent.standby import keep
+from pykubeproxy.agent.observe.status import StatusService
 from pykubeproxy.agent.startup import Families, open_families
-from pykubeproxy.agent.threads import start_thread
+from pykubeproxy.agent.stops import ConfigFileWatch, keep_lock, start_thread
 from pykubeproxy.kernel import InstanceLock, watch_addresses
 from pykubeproxy.sources import Client, Watch
 
@@ -71,7 +69,7 @@ def run_agent(
         observers.metrics.cleaning_flows(flows.waiting_seconds)
         observers.metrics.read_dropped_lines(options.dropped_lines)
         watch_addresses(lambda: mailbox.put(AddressesChanged()))
-        start_thread("instance-lock", lambda: keep(lock, mailbox.put), mailbox)
+        start_thread("instance-lock", lambda: keep_lock(lock, mailbox.put), mailbox)
         if client:
             start_thread("api-contact", client.contact.run, mailbox)
         for worker in (flows, config_watch, families.watch):

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import structlog
 
-from pykubeproxy.agent.observe.sync_log import ENDPOINTS, SYNCS
-from pykubeproxy.agent.sync.report import SyncReport
-from pykubeproxy.kernel import conntrack, rtnetlink
-from pykubeproxy.kernel.conntrack import Flow
+from pykubeproxy.agent.observe.service_reports import ENDPOINTS, SYNCS
+from pykubeproxy.agent.report import SyncReport
+from pykubeproxy.kernel import conntrack, network
+from pykubeproxy.kernel.conntrack import UdpFlow
 from pykubeproxy.objects import Family, address_and_port
 from pykubeproxy.services.flows import Flush, NodePortAddresses, StaleFlowFilter, UdpPorts
 
@@ -50,7 +50,7 @@ class FlowCleaner:
         # A drift repair or a full sync that wrote something may have ended a period without rules.
         repaired = bool(report.drift) or (report.full and report.wrote)
         ports = self._ports[report.family]
-        rejected = {it.port_name for it in report.quarantined}
+        rejected = {quarantined.port_name for quarantined in report.quarantined}
         flush = ports.update(report.resolved, report.gone, at, repaired, report.installed, rejected)
         if flush is not None:
             with self._lock:
@@ -87,13 +87,13 @@ class FlowCleaner:
     def _clean(self, flush: Flush) -> None:
         started = time.monotonic()
         deleted = 0
-        latest, frontends = flush, StaleFlowFilter(flush, rtnetlink.is_local)
+        latest, frontends = flush, StaleFlowFilter(flush, network.is_local)
         for flow in conntrack.udp_flows(flush.family):
             if not frontends.is_stale(flow.destination, flow.reply_source):
                 continue
             # A sync may have added endpoints since: their flows are not stale.
             if (newer := self._pending.get(flush.family, latest)) is not latest:
-                latest, frontends = newer, StaleFlowFilter(newer.merged_with(flush), rtnetlink.is_local)
+                latest, frontends = newer, StaleFlowFilter(newer.merged_with(flush), network.is_local)
                 if not frontends.is_stale(flow.destination, flow.reply_source):
                     continue
             if conntrack.delete(flow):
@@ -129,7 +129,7 @@ class FlowCleaner:
             )
 
 
-def _log_deleted(flow: Flow) -> None:
+def _log_deleted(flow: UdpFlow) -> None:
     source, destination, endpoint = (
         address_and_port(str(ipaddress.ip_address(address)), port)
         for address, port in (flow.source, flow.destination, flow.reply_source)

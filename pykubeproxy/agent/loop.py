@@ -3,22 +3,20 @@
 import math
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 
 import structlog
 
 from pykubeproxy import garbage
-from pykubeproxy.agent.family import FamilyController, Synced
+from pykubeproxy.agent.family import FamilyController
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
-from pykubeproxy.agent.leftovers import LeftoverSchedule, remove_leftovers
-from pykubeproxy.agent.loopback import route_loopback
-from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop, Work, log_stop
+from pykubeproxy.agent.limiter import MAX_PERIOD, SyncLimiter
+from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop, Task, log_stop
+from pykubeproxy.agent.node_rules import LeftoverSchedule, remove_leftovers, route_loopback
 from pykubeproxy.agent.observe.observers import Observers
-from pykubeproxy.agent.observe.query import Query
-from pykubeproxy.agent.observe.sync_log import SyncLog
-from pykubeproxy.agent.start_gate import StartGate
-from pykubeproxy.agent.startup import Families
-from pykubeproxy.agent.sync.limiter import MAX_PERIOD, SyncLimiter
+from pykubeproxy.agent.observe.service_reports import SyncLog
+from pykubeproxy.agent.observe.status import LoopQuery
+from pykubeproxy.agent.startup import Families, StartGate
+from pykubeproxy.agent.work import Changes, Losses, Retry, Step, SyncStep, Turn
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import ExternalWrite, KernelError, system
 from pykubeproxy.objects import Event, Family, Key, Listed, Node
@@ -64,13 +62,11 @@ class Agent:
             FamilyController(opened, config, node_name, observers, families.watch, clock)
             for opened in families.opened
         ]
-        # For each family, functions that do work if there is some, in the order of turns.
-        self._deferred_work = [
-            partial(work, family)
-            for work in (self._sync_losses, self._sync_deferred, self._retry_quarantined)
-            for family in self._families
+        # The kinds of steps between syncs, for each family, in the order of their next chance.
+        self._between: list[tuple[type[Step], FamilyController]] = [
+            (kind, family) for kind in (Losses, Turn, Retry) for family in self._families
         ]
-        # How long the last piece of that work took, in seconds.
+        # How long the last of these steps took, in seconds.
         self._work_seconds = 0.0
         self._gate = StartGate(config, node_name, families.unsupported, wait_for_node, now)
         self._limiter = SyncLimiter(config.iptables.min_sync_period, config.iptables.sync_period)
@@ -94,20 +90,20 @@ class Agent:
                 self._handle(message)
             self._mailbox.handled()
             self._follow_api_servers()
-            self._retry()
+            self._retry_start()
             self._repair_drift()
             if not self._may_sync():
-                self._do_deferred_work(self._sync_due())
+                self._work_between(self._sync_due())
                 continue
             if not self._in_sync and (obstacle := self._gate.obstacle(self._node)):
                 log.error("cannot serve this node", reason=obstacle)
                 return 1
-            succeeded = self._sync()
+            succeeded = self._sync_round()
             if self._once:
-                return 0 if succeeded and self._sync_all_deferred() else 1
+                return 0 if succeeded and self._take_all_turns() else 1
             if succeeded:
                 # Now others wait least, for the next sync is not due yet.
-                self._do_deferred_work(math.inf)
+                self._work_between(math.inf)
 
     def _wait(self) -> list[Message]:
         seconds = self._next_wakeup() - self._clock()
@@ -116,8 +112,8 @@ class Agent:
         self._observers.progress()
         return messages
 
-    def _handle(self, message: Work) -> None:
-        if isinstance(message, Query):
+    def _handle(self, message: Task) -> None:
+        if isinstance(message, LoopQuery):
             message.answer(self._cluster, [family.tables for family in self._families])
         elif isinstance(message, ExternalWrite):
             for family in self._families:
@@ -146,9 +142,8 @@ class Agent:
     ) -> None:
         """Request a sync of all families, or of `only` one, in which these Services have changed."""
         now = self._clock()
-        self._limiter.request(now)
         for family in [only] if only else self._families:
-            family.request_sync(min(self._mailbox.waiting_since(), now), services, listed)
+            family.work.request(now, min(self._mailbox.waiting_since(), now), services, listed)
 
     def _next_wakeup(self) -> float:
         """Return when to wake up even if no message arrives."""
@@ -156,10 +151,10 @@ class Agent:
         if not self._in_sync:
             return min(self._next_retry, due)
         work_from = due if self._clock() + self._work_seconds > due else -math.inf
-        work = min(family.next_work(work_from) for family in self._families)
+        work = min(family.work.due(work_from) for family in self._families)
         return min(self._next_retry, work, self._leftovers.due, due)
 
-    def _retry(self) -> None:
+    def _retry_start(self) -> None:
         """Every syncPeriod, bind addresses that were in use; without lists, delete rules that may keep them away."""
         now = self._clock()
         if now >= self._next_retry:
@@ -193,12 +188,12 @@ class Agent:
         if self._in_sync:
             drifted = [family.check_drift() for family in self._families]
             if any(drifted):
-                self._sync()
+                self._sync_round()
 
-    def _do_deferred_work(self, until: float) -> None:
-        """Remove leftovers, sync deferred Services or retry quarantined ports.
+    def _work_between(self, until: float) -> None:
+        """Remove leftovers, or take one step between two syncs.
 
-        Only losses go on if the work would not end before `until`, when the next sync is due.
+        Only losses go on if the step would not end before `until`, when the next sync is due.
         """
         if not self._in_sync:
             return
@@ -206,82 +201,67 @@ class Agent:
         if now >= self._leftovers.due:
             self._remove_leftovers()
             return
-        for work in self._deferred_work:
-            if work(now, now + self._work_seconds <= until):
+        fits = now + self._work_seconds <= until
+        for kind, family in self._between:
+            if step := family.work.plan(kind, now, fits):
+                self._take_step(family, step)
                 self._work_seconds = self._clock() - now
                 # The others come first the next time: a tenant may cause some of it without end.
-                self._deferred_work.remove(work)
-                self._deferred_work.append(work)
+                self._between.remove((kind, family))
+                self._between.append((kind, family))
                 return
 
-    def _sync_losses(self, family: FamilyController, _now: float, _fits: bool) -> bool:
-        """Sync what deferred Services of a family have lost. Return whether there was any."""
-        if not family.tables.has_losses:
-            return False
-        self._sync_apart(family, family.sync_losses)
-        return True
-
-    def _sync_deferred(self, family: FamilyController, now: float, fits: bool) -> bool:
-        """Sync some deferred Services of a family if that is due and fits. Return whether it did."""
-        if now < family.next_deferred() or not fits:
-            return False
-        self._sync_apart(family, family.sync_deferred)
-        return True
-
-    def _retry_quarantined(self, family: FamilyController, now: float, fits: bool) -> bool:
-        """Retry quarantined ports of a family if that is due and fits. Return whether it did."""
-        if now < family.next_retry() or not fits:
-            return False
-        if family.retry_quarantined(self._cluster):
-            self._request_sync(family)
-        return True
+    def _take_step(self, family: FamilyController, step: Step) -> None:
+        if isinstance(step, Retry):
+            if family.retry(step, self._cluster):
+                self._request_sync(family)
+        elif isinstance(step, Losses | Turn):
+            self._sync_apart(family, step)
 
     def _remove_leftovers(self) -> None:
         found = remove_leftovers(self._config, self._backend, self._observers.progress)
         self._leftovers.checked(found, self._clock())
 
-    def _sync_apart(
-        self,
-        family: FamilyController,
-        sync: Callable[[Cluster, Node | None, ApiServers], Synced | None],
-    ) -> bool:
-        """Sync some deferred Services of a family. Return whether that succeeded."""
-        succeeded = self._note_sync(family, sync(self._cluster, self._node, self._api_servers))
+    def _sync_apart(self, family: FamilyController, step: SyncStep) -> bool:
+        """Sync some waiting Services of a family. Return whether that succeeded."""
+        succeeded = self._sync_family(family, step)
         if not succeeded:
             self._limiter.finished(self._clock(), succeeded)
         self._observers.apply_checks(self._node)
         return succeeded
 
-    def _sync_all_deferred(self) -> bool:
-        """Sync all deferred Services now. Return whether all syncs succeeded."""
+    def _take_all_turns(self) -> bool:
+        """Take all turns now. Return whether all of them succeeded."""
         succeeded = True
         for family in self._families:
             failed = 0
-            while family.tables.deferred > failed:
-                failed += not self._sync_apart(family, family.sync_deferred)
+            while family.work.turns > failed:
+                failed += not self._sync_apart(family, Turn())
             succeeded = succeeded and not failed
         return succeeded
 
     def _sync_due(self) -> float:
         """Return when the next sync is due, in an hour at the latest."""
-        return max(self._gate.opens_at(self._cluster, self._node), self._limiter.due())
+        return max(
+            self._gate.opens_at(self._cluster, self._node),
+            self._limiter.due(min((family.work.requested for family in self._families), default=math.inf)),
+        )
 
     def _may_sync(self) -> bool:
         """Return whether a sync is due."""
         now = self._clock()
         if now >= self._gate.opens_at(self._cluster, self._node):
             for family in self._families:
-                family.queue_sync()
+                family.report_queued()
         return now >= self._sync_due()
 
-    def _sync(self) -> bool:
+    def _sync_round(self) -> bool:
         """Sync the families that need it. Return whether all of them succeeded."""
-        self._limiter.started()
         if self._clock() - self._last_resync >= MAX_PERIOD:
             self._last_resync = self._clock()
             for family in self._families:
                 family.tables.retry_tree()
-        results = [self._sync_family(family) for family in self._families if family.needs_sync]
+        results = [self._sync_changes(family) for family in self._families]
         succeeded = all(results)
         self._limiter.finished(self._clock(), succeeded)
         self._observers.round_finished(succeeded, self._node)
@@ -294,18 +274,22 @@ class Agent:
             system.release_memory()
         return succeeded
 
-    def _sync_family(self, family: FamilyController) -> bool:
-        """Sync a family, and remove what some deferred Services have lost. Return whether that succeeded."""
-        cluster, node, api_servers = self._cluster, self._node, self._api_servers
-        if not self._note_sync(family, family.sync(cluster, node, api_servers)):
-            return False
-        # Only now: if it fails, the others have their rules.
-        return not family.tables.has_losses or self._note_sync(
-            family, family.sync_losses(cluster, node, api_servers)
-        )
+    def _sync_changes(self, family: FamilyController) -> bool:
+        """Sync a family if it needs it, then what waiting Services have lost. Return whether that succeeded.
 
-    def _note_sync(self, family: FamilyController, synced: Synced | None) -> bool:
-        """Pass a report to everything that observes syncs. Return whether there is one: the sync succeeded."""
+        If the second sync fails, all others have their rules.
+        """
+        changes = family.work.plan(Changes, self._clock())
+        if not isinstance(changes, Changes):
+            return True
+        if not self._sync_family(family, changes):
+            return False
+        losses = family.work.plan(Losses, self._clock())
+        return not isinstance(losses, Losses) or self._sync_family(family, losses)
+
+    def _sync_family(self, family: FamilyController, step: SyncStep) -> bool:
+        """Carry out a step, and pass its report to everything that observes syncs. Return whether it succeeded."""
+        synced = family.sync(step, self._cluster, self._node, self._api_servers)
         if synced is None:
             return False
         self._sync_log.synced(synced.report)

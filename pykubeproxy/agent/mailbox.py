@@ -12,7 +12,7 @@ import structlog
 from pykubeproxy.objects import Deleted, EndpointSlice, Event, Kind, Listed, Service, Updated
 
 if TYPE_CHECKING:  # the mailbox receives events before these are imported
-    from pykubeproxy.agent.observe.query import Query
+    from pykubeproxy.agent.observe.status import LoopQuery
     from pykubeproxy.kernel import ExternalWrite
 
 
@@ -28,8 +28,8 @@ class AddressesChanged(msgspec.Struct, frozen=True):
 
 
 Change: TypeAlias = "Event | ExternalWrite | AddressesChanged"
-Work: TypeAlias = "Change | Query[Any]"
-Message: TypeAlias = "Work | Stop"
+Task: TypeAlias = "Change | LoopQuery[Any]"
+Message: TypeAlias = "Task | Stop"
 # Python's locks cannot wait longer than a platform limit; the loop wakes up at least this often, in seconds.
 _LONGEST_WAIT = 3600.0
 # The most entries of lists, such as endpoints, that queued events may hold. Most take 250 bytes, none a kilobyte.
@@ -57,7 +57,7 @@ class Mailbox:
         self._changed = threading.Condition()
         self._messages: dict[object, Message] = {}
         self._entries = 0
-        # When the oldest message arrived, of those that wait and of those that the loop has taken.
+        # Arrival of the oldest queued and oldest in-progress message.
         self._arrived = self._taken = math.inf
 
     def put(self, message: "Change | Stop") -> None:
@@ -67,7 +67,11 @@ class Mailbox:
             if isinstance(message, Updated | Deleted):
                 self._changed.wait_for(lambda: self._has_room(slot, message))
             if isinstance(message, Listed):
-                for other in [it for it in self._messages if isinstance(it, tuple) and it[0] is message.kind]:
+                for other in [
+                    waiting
+                    for waiting in self._messages
+                    if isinstance(waiting, tuple) and waiting[0] is message.kind
+                ]:
                     self._remove(other)
             earlier = self._remove(slot)
             if isinstance(earlier, Updated) and isinstance(message, Updated):
@@ -86,7 +90,7 @@ class Mailbox:
         self._entries -= _entries(message)
         return message
 
-    def ask(self, query: "Query[Any]") -> None:
+    def ask(self, query: "LoopQuery[Any]") -> None:
         """Add a query, which does not count as waiting: the loop answers it only between two syncs."""
         with self._changed:
             self._messages[query] = query
@@ -135,7 +139,7 @@ def _entries(message: "Message | None") -> int:
     """Return how many entries of lists an event about an object holds, and one for its name."""
     match message:
         case Updated(EndpointSlice() as slice_):
-            hints = sum(len(it.zone_hints) + len(it.node_hints) for it in slice_.endpoints)
+            hints = sum(len(endpoint.zone_hints) + len(endpoint.node_hints) for endpoint in slice_.endpoints)
             return 1 + len(slice_.endpoints) + hints + len(slice_.ports) + len(slice_.rejected)
         case Updated(Service() as service):
             addresses = (

@@ -1,21 +1,72 @@
-"""Run the agent as a process: take the instance lock, stop on signals, and ask for the lists before the rest starts."""
+"""Run the agent as a process: wait for another one to end, and ask for the lists before the rest starts."""
 
+import signal
 import socket
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import FrameType
 
 import structlog
 
 from pykubeproxy import garbage
 from pykubeproxy.agent import RunOptions
-from pykubeproxy.agent.config_file import ConfigFileWatch
 from pykubeproxy.agent.mailbox import Mailbox, log_stop
-from pykubeproxy.agent.standby import take_over
-from pykubeproxy.agent.stop_signals import stop_on_signals
-from pykubeproxy.agent.threads import start_thread, stop_on_thread_death
+from pykubeproxy.agent.stops import ConfigFileWatch, start_thread, stop_on_signals, stop_on_thread_death
 from pykubeproxy.config import Config
-from pykubeproxy.kernel import InstanceLock
+from pykubeproxy.kernel import InstanceLock, lock_holder
 from pykubeproxy.sources import Client, Watch, api_watches
 
 log = structlog.get_logger()
+
+
+def take_over(config: Config, node_name: str, flags: Mapping[str, object]) -> InstanceLock:
+    """Return the instance lock once no other agent holds it.
+
+    Meanwhile, serve the health and metrics addresses as far as they are free: alive but not ready. SIGTERM and SIGINT
+    raise SystemExit with status 0, until the caller sets other handlers.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+    standby, begun = _Standby(config, node_name, flags), time.monotonic()
+    try:
+        lock = InstanceLock(standby.begin)
+        if standby.waits:
+            log.info("taking over from another agent", waited=round(time.monotonic() - begun, 3))
+        return lock
+    except SystemExit:
+        log.info("stopping while waiting for another agent")
+        raise
+    finally:
+        standby.close()
+
+
+def _end(_: int, __: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+class _Standby:
+    """An agent that waits for the end of another one, once `waits` is set."""
+
+    def __init__(self, config: Config, node_name: str, flags: Mapping[str, object]) -> None:
+        self._config = config
+        self._node_name = node_name
+        self._flags = flags
+        self.waits = False
+        self._close: Callable[[], None] = lambda: None
+
+    def begin(self) -> None:
+        """Log which agent runs, and open the health and metrics addresses."""
+        self.waits = True
+        log.info("waiting for another agent", holder=lock_holder())
+        from pykubeproxy.agent.observe.listeners import StandbyPages
+
+        self._close = StandbyPages(self._config, self._node_name, self._flags, lock_holder).close
+        import_module("pykubeproxy.agent.assembly")  # so that taking over is quick
+
+    def close(self) -> None:
+        """Close the addresses."""
+        self._close()
 
 
 def serve(options: RunOptions) -> int:

@@ -34,14 +34,14 @@ def tables_file(family: Family, backend: str) -> str:
 
 
 BACKEND_TABLES = tuple(tables_file(family, backend) for backend in ("nft", "legacy") for family in Family)
-# Of a program that does not tell its backend by its name.
+# Used when the program name does not show the backend.
 PLAIN_TABLES = tuple(tables_file(family, "") for family in Family)
 TABLES = (*BACKEND_TABLES, *PLAIN_TABLES)
 
 _TABLES_OF = "the {} tables of {}, as `{}` prints them with `--counters`"
 # Each file and what it holds, in the order of a bundle.
 FILES = {
-    MANIFEST: "the manifest",
+    MANIFEST: "which files the bundle has, where they come from and which are missing; the node and its proxy",
     **{
         tables_file(family, backend): _TABLES_OF.format(
             backend, family.value, f"{_PROGRAMS[family]}-{backend}-save"
@@ -73,7 +73,7 @@ FILES = {
 
 
 class BundledFile(msgspec.Struct, frozen=True, rename="camel"):
-    """A file of a bundle.
+    """Where one file of the bundle comes from, or why it is missing.
 
     - `source`: the command, request or path it comes from
     - `size`: in bytes
@@ -87,7 +87,7 @@ class BundledFile(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The manifest of a bundle, in JSON. Keys may be added.
+    """Which node a bundle describes and which files it has. Keys may be added.
 
     - `format`: the number of this layout
     - `version`: of the pykubeproxy that made the bundle
@@ -114,7 +114,7 @@ class SavedAddress(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SavedRoute(msgspec.Struct, frozen=True, rename="camel"):
-    """A route: to "10.244.1.0/24", of table 254 (main). Empty fields are unset. `kind` is such as "unicast"."""
+    """A route: to "10.244.1.0/24", of table 254 (main). Empty fields are unset. `kind`, e.g. "unicast"."""
 
     table: int
     network: str
@@ -125,7 +125,7 @@ class SavedRoute(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SavedRoutingRule(msgspec.Struct, frozen=True, rename="camel"):
-    """A rule of policy routing, with empty fields unset; `action` is such as "lookup", in a table."""
+    """A rule of policy routing, with empty fields unset. `action`, e.g. "lookup"."""
 
     priority: int
     family: str
@@ -151,4 +151,4 @@ def folder_name(node: str, time: str) -> str:
 
 def missing(files: Iterable[BundledFile]) -> tuple[BundledFile, ...]:
     """Return the files that could not be collected."""
-    return tuple(it for it in files if it.error)
+    return tuple(file for file in files if file.error)

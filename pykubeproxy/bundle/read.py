@@ -26,7 +26,7 @@ from pykubeproxy.bundle.layout import (
     SavedAddress,
     SavedRoute,
 )
-from pykubeproxy.rules.saves import MOST_BYTES
+from pykubeproxy.rules.save_files import MOST_BYTES
 
 # The files that commands use. Others are for people, and for later versions.
 USED = frozenset((*TABLES, ADDRESSES, ROUTES, STATUS, OBJECTS))
@@ -58,7 +58,7 @@ class Bundle(msgspec.Struct, frozen=True):
         """Return the addresses of the node's interfaces; none if the bundle does not have them. Raises InvalidBundle."""
         found = self._decoded(ADDRESSES, tuple[SavedAddress, ...]) or ()
         try:
-            return tuple(str(ipaddress.ip_address(it.address)) for it in found)
+            return tuple(str(ipaddress.ip_address(address.address)) for address in found)
         except ValueError as error:
             raise self._damaged(ADDRESSES, error) from None
 
@@ -67,16 +67,16 @@ class Bundle(msgspec.Struct, frozen=True):
         found = self._decoded(ROUTES, tuple[SavedRoute, ...]) or ()
         try:
             return tuple(
-                msgspec.structs.replace(it, network=str(ipaddress.ip_network(it.network, strict=False)))
-                for it in found
-                if it.table == _MAIN_TABLE
+                msgspec.structs.replace(route, network=str(ipaddress.ip_network(route.network, strict=False)))
+                for route in found
+                if route.table == _MAIN_TABLE
             )
         except ValueError as error:
             raise self._damaged(ROUTES, error) from None
 
     def why_missing(self, name: str) -> str:
         """Return why a file is missing."""
-        known = next((it.error for it in self.manifest.files if it.name == name), "")
+        known = next((file.error for file in self.manifest.files if file.name == name), "")
         return known or "it was not collected"
 
     def _decoded(self, name: str, type_: type[_T]) -> _T | None:
@@ -188,7 +188,7 @@ _WITHOUT_DATA = (
 )
 
 
-class _Form(msgspec.Struct):
+class _ManifestHead(msgspec.Struct):
     """What manifests of all formats have."""
 
     format: int
@@ -199,7 +199,7 @@ def _manifest(name: str, files: Mapping[str, bytes]) -> Manifest:
     if MANIFEST not in files:
         raise InvalidBundle(f"{name} has no {MANIFEST}; give a file that `pykubeproxy bundle` made")
     try:
-        form = msgspec.json.decode(files[MANIFEST], type=_Form)
+        form = msgspec.json.decode(files[MANIFEST], type=_ManifestHead)
         if form.format > FORMAT:
             raise InvalidBundle(
                 f"{name} has format {form.format} of pykubeproxy {form.version}, and this is"

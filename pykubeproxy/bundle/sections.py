@@ -11,13 +11,12 @@ from pathlib import Path
 import pykubeproxy
 from pykubeproxy.bundle import layout
 from pykubeproxy.bundle.layout import SavedAddress, SavedRoute, SavedRoutingRule, tables_file
-from pykubeproxy.bundle.write import Content, Section
+from pykubeproxy.bundle.write import BundleSection, Content
 from pykubeproxy.kernel import Backend, KernelError, NotPermitted, Runner, open_iptables
-from pykubeproxy.kernel.addresses import interfaces, local_addresses
-from pykubeproxy.kernel.conntrack_counts import count_entries
+from pykubeproxy.kernel.conntrack import count_entries
 from pykubeproxy.kernel.errors import Failed
-from pykubeproxy.kernel.routing import all_routes, routing_rules
-from pykubeproxy.kernel.tools import find_tools
+from pykubeproxy.kernel.iptables import find_tools
+from pykubeproxy.kernel.network import all_routes, interfaces, local_addresses, routing_rules
 from pykubeproxy.objects import Family
 
 # How long a command may make no progress. In all it may take ten times as long.
@@ -28,12 +27,15 @@ _SYSCTLS = Path("/proc/sys")
 _SETTINGS = (
     "net/bridge/bridge-nf-call-*tables",
     "net/core/somaxconn",
-    *(f"net/ipv4/conf/*/{it}" for it in ("arp_announce", "arp_ignore", "forwarding", "route_localnet")),
-    *(f"net/ipv4/conf/*/{it}" for it in ("rp_filter", "src_valid_mark")),
-    *(f"net/ipv4/{it}" for it in ("ip_forward", "ip_local_port_range", "ip_local_reserved_ports")),
+    *(
+        f"net/ipv4/conf/*/{setting}"
+        for setting in ("arp_announce", "arp_ignore", "forwarding", "route_localnet")
+    ),
+    *(f"net/ipv4/conf/*/{setting}" for setting in ("rp_filter", "src_valid_mark")),
+    *(f"net/ipv4/{setting}" for setting in ("ip_forward", "ip_local_port_range", "ip_local_reserved_ports")),
     "net/ipv4/ip_nonlocal_bind",
     "net/ipv4/vs/conntrack",
-    *(f"net/ipv6/conf/*/{it}" for it in ("disable_ipv6", "forwarding")),
+    *(f"net/ipv6/conf/*/{setting}" for setting in ("disable_ipv6", "forwarding")),
     "net/netfilter/nf_conntrack_*",
 )
 
@@ -41,25 +43,25 @@ _SETTINGS = (
 Fetch = Callable[[str, dict[str, str]], bytes]
 
 
-def node_sections(runner: Runner | None = None, settings: Path = _SYSCTLS) -> Iterator[Section]:
+def node_sections(runner: Runner | None = None, settings: Path = _SYSCTLS) -> Iterator[BundleSection]:
     """Yield the sections about the node that this program runs on."""
     runner = runner or Runner()
     for backend in Backend:
         for family in Family:
             name = tables_file(family, backend.value)
             program = name.removesuffix(".txt")
-            yield Section(name, f"{program} --counters", partial(_tables, backend, family, runner))
-    yield Section(layout.NFT_RULESET, "nft list ruleset", partial(_nft_ruleset, runner))
-    yield Section(layout.ADDRESSES, "rtnetlink", _addresses)
-    yield Section(layout.INTERFACES, "rtnetlink", lambda content: content.write_json(interfaces()))
-    yield Section(layout.ROUTES, "rtnetlink", _routes)
-    yield Section(layout.ROUTING_RULES, "rtnetlink", _routing_rules)
-    yield Section(layout.SYSCTLS, str(settings), partial(_settings, settings))
-    yield Section(layout.CONNTRACK, "nfnetlink", _connections)
-    yield Section(layout.VERSIONS, "--version of each program", partial(_versions, runner))
+            yield BundleSection(name, f"{program} --counters", partial(_tables, backend, family, runner))
+    yield BundleSection(layout.NFT_RULESET, "nft list ruleset", partial(_nft_ruleset, runner))
+    yield BundleSection(layout.ADDRESSES, "rtnetlink", _addresses)
+    yield BundleSection(layout.INTERFACES, "rtnetlink", lambda content: content.write_json(interfaces()))
+    yield BundleSection(layout.ROUTES, "rtnetlink", _routes)
+    yield BundleSection(layout.ROUTING_RULES, "rtnetlink", _routing_rules)
+    yield BundleSection(layout.SYSCTLS, str(settings), partial(_settings, settings))
+    yield BundleSection(layout.CONNTRACK, "nfnetlink", _connections)
+    yield BundleSection(layout.VERSIONS, "--version of each program", partial(_versions, runner))
 
 
-def agent_sections(url: str, fetch: Fetch) -> Iterator[Section]:
+def agent_sections(url: str, fetch: Fetch) -> Iterator[BundleSection]:
     """Yield the sections about the agent with this metrics address."""
     pages: tuple[tuple[str, str, dict[str, str]], ...] = (
         (layout.STATUS, "/statusz", {}),
@@ -69,8 +71,10 @@ def agent_sections(url: str, fetch: Fetch) -> Iterator[Section]:
     for name, path, query in pages:
         fields = "&".join(f"{key}={value}" for key, value in query.items())
         source = f"GET {url}{path}?{fields}" if fields else f"GET {url}{path}"
-        yield Section(name, source, partial(_page, fetch, path, query))
-    yield Section(layout.METRICS, f"GET {url}/metrics", lambda content: content.write(fetch("/metrics", {})))
+        yield BundleSection(name, source, partial(_page, fetch, path, query))
+    yield BundleSection(
+        layout.METRICS, f"GET {url}/metrics", lambda content: content.write(fetch("/metrics", {}))
+    )
 
 
 def _tables(backend: Backend, family: Family, runner: Runner, content: Content) -> None:
@@ -86,16 +90,18 @@ def _nft_ruleset(runner: Runner, content: Content) -> None:
 
 
 def _addresses(content: Content) -> None:
-    found = (it for family in Family for it in local_addresses(family))
-    content.write_json([SavedAddress(it.address, it.prefix_length, it.interface) for it in found])
+    found = (address for family in Family for address in local_addresses(family))
+    content.write_json(
+        [SavedAddress(address.address, address.prefix_length, address.interface) for address in found]
+    )
 
 
 def _routes(content: Content) -> None:
-    content.write_json([SavedRoute(*it) for family in Family for it in all_routes(family)])
+    content.write_json([SavedRoute(*route) for family in Family for route in all_routes(family)])
 
 
 def _routing_rules(content: Content) -> None:
-    content.write_json([SavedRoutingRule(*it) for family in Family for it in routing_rules(family)])
+    content.write_json([SavedRoutingRule(*rule) for family in Family for rule in routing_rules(family)])
 
 
 def _settings(root: Path, content: Content) -> None:

@@ -16,7 +16,7 @@ from typing import IO, NamedTuple
 import msgspec
 
 from pykubeproxy.bundle.layout import MANIFEST, BundledFile, Manifest, folder_name
-from pykubeproxy.rules.saves import MOST_BYTES
+from pykubeproxy.rules.save_files import MOST_BYTES
 from pykubeproxy.wording import without_password
 
 _LONGEST_ERROR = 500  # characters
@@ -75,7 +75,7 @@ class Content:
         self._packed.write(self._gzip.compress(text))
 
 
-class Section(NamedTuple):
+class BundleSection(NamedTuple):
     """How to collect one file; `source` is the command, request or path it comes from."""
 
     name: str
@@ -90,8 +90,8 @@ class Member(NamedTuple):
     packed: bytes = b""
 
 
-def collected(sections: Iterable[Section], most_bytes: int = MOST_BYTES) -> Iterator[Member]:
-    """Yield each file when it has been collected. A failure costs its own section only, whatever it is."""
+def collected(sections: Iterable[BundleSection], most_bytes: int = MOST_BYTES) -> Iterator[Member]:
+    """Yield each file when it has been collected. Any failure costs its own section only."""
     for section in sections:
         content = Content(most_bytes)
         try:
@@ -117,7 +117,7 @@ def member(file: BundledFile, text: bytes) -> Member:
 def write_bundle(file: IO[bytes], manifest: Manifest, members: Iterable[Member]) -> None:
     """Write a bundle with these files; `manifest` lacks only them. Raises OSError."""
     members = tuple(members)
-    manifest = msgspec.structs.replace(manifest, files=tuple(it.file for it in members))
+    manifest = msgspec.structs.replace(manifest, files=tuple(entry.file for entry in members))
     content = Content()
     content.write_json(manifest)
     about = Member(BundledFile(MANIFEST, "", content.size), content.packed())
@@ -127,7 +127,7 @@ def write_bundle(file: IO[bytes], manifest: Manifest, members: Iterable[Member])
         gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=6, mtime=seconds) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar,
     ):
-        for member in (about, *(it for it in members if not it.file.error)):
+        for member in (about, *(other for other in members if not other.file.error)):
             info = tarfile.TarInfo(f"{folder}/{member.file.name}")
             info.size, info.mtime, info.mode = member.file.size, seconds, 0o600
             info.uname = info.gname = "root"

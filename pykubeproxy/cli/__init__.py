@@ -1,4 +1,4 @@
-"""The command line: one module a command, imported on use."""
+"""The command line: one module per command, imported on use."""
 
 from importlib.util import find_spec
 
@@ -36,7 +36,7 @@ def _no_lab() -> str:
     """Return why this installation has no lab, "" if it has; the container image omits it."""
     if find_spec("pykubeproxy.lab") is None:
         return "this installation has no lab; run it from a checkout"
-    from pykubeproxy.kernel.requirements import NotANode, require_lab
+    from pykubeproxy.kernel.errors import NotANode, require_lab
 
     try:
         require_lab()

@@ -7,7 +7,7 @@ import structlog
 
 from pykubeproxy.agent import BindFailed, RunOptions
 from pykubeproxy.agent.process import serve
-from pykubeproxy.cli.log_queue import LogQueue
+from pykubeproxy.cli.logs import LogQueue
 from pykubeproxy.config import Config, Loaded
 from pykubeproxy.kernel import AlreadyRunning, KernelError
 from pykubeproxy.sources import SourceError
@@ -43,7 +43,7 @@ def start(
 def init(config: Config) -> None:
     """Do what needs the node's privileges, so that the agent can run without them."""
     # Only --init-only needs these before the agent asks for the lists.
-    from pykubeproxy.agent.loopback import set_up_loopback
+    from pykubeproxy.agent.node_rules import set_up_loopback
     from pykubeproxy.agent.node_setup import prepare_backend, set_up
 
     set_up(config)

@@ -1,26 +1,48 @@
-"""`pykubeproxy bundle`: save rules, settings and objects of this node in one file."""
+"""`bundle`: save rules, settings and objects of nodes, each in one file."""
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import IO
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import IO, TYPE_CHECKING
 
 import click
 
 import pykubeproxy
-from pykubeproxy.agent.observe import status
-from pykubeproxy.bundle.layout import Manifest, folder_name, missing, timestamp
+from pykubeproxy.bundle.layout import BundledFile, Manifest, folder_name, missing, timestamp
 from pykubeproxy.bundle.sections import agent_sections, node_sections
-from pykubeproxy.bundle.write import Member, Section, collected, new_file, write_bundle
-from pykubeproxy.cli.client import DEFAULT_URL, NoAgent, fetch
-from pykubeproxy.cli.help import OUTPUT, SOURCE, command, option
-from pykubeproxy.cli.inputs import host_name
-from pykubeproxy.cli.running_agent import fetch_patiently
-from pykubeproxy.cli.terminal import click_errors, echo_line
+from pykubeproxy.bundle.write import BundleSection, Member, collected, new_file, write_bundle
+from pykubeproxy.cli.cluster import (
+    NodeSelection,
+    PodOptions,
+    ServerOptions,
+    cluster_errors,
+    list_nodes,
+    list_objects,
+    node_access,
+    node_options,
+    open_client,
+    pod_options,
+    server_options,
+)
+from pykubeproxy.cli.help import NOT_ANSWERED, OUTPUT, SOURCE, command, option
+from pykubeproxy.cli.terminal import click_errors, echo_line, progress
 from pykubeproxy.kernel import NotANode, require_linux
+from pykubeproxy.nodes.agent import DEFAULT_URL, NoAgent, fetch, fetch_patiently
+from pykubeproxy.nodes.live import host_name
+from pykubeproxy.objects import Node
+from pykubeproxy.pages import statusz
+from pykubeproxy.services.cluster import Cluster
+
+# Only the plugin needs them.
+if TYPE_CHECKING:
+    from pykubeproxy.nodes.cluster import NodePods
+    from pykubeproxy.nodes.saving import WrittenBundle
 
 
 @command(short_help="Save rules, settings and objects of this node in one file.")
@@ -65,17 +87,117 @@ def bundle(output: str | None, url: str) -> None:
         )
     time = timestamp(datetime.now(UTC))
     manifest = Manifest(version=pykubeproxy.__version__, node=_node_name(url), time=time)
-    path = None if output == "-" else target(output, manifest)
+    path = None if output == "-" else _target(output, manifest)
     sections = [
         *node_sections(),
         *agent_sections(url, lambda page, query: fetch_patiently(url, page, **query)),
     ]
     members = list(_shown(sections))
-    save(path, manifest, members)
-    report_missing(manifest.node, members)
+    _save(path, manifest, members)
+    _report_missing(manifest.node, missing(entry.file for entry in members))
 
 
-def target(output: str | None, manifest: Manifest) -> Path:
+@command(
+    "bundle",
+    short_help="Save rules, settings and objects of nodes in files.",
+    exit_codes={0: "All nodes are saved.", 2: "A node is not saved: wrong usage or a failure."},
+)
+@option(
+    "-o",
+    "--output",
+    default=".",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the files; it is created if needed.  [default: the current one]",
+    group=OUTPUT,
+)
+@node_options
+@server_options
+@pod_options
+@cluster_errors()
+def bundle_of_nodes(output: Path, server: ServerOptions, nodes: NodeSelection, pods: PodOptions) -> None:
+    """Save rules, settings and objects of nodes, each in one tar.gz, for others to inspect.
+
+    A pod of pykubeproxy makes the same bundle as `pykubeproxy bundle` on its node. With a pod of kube-proxy, a bundle has
+    the rules of the node. Where no agent knows the objects, the bundle has those of the API server: the Node, and the
+    Services and EndpointSlices of the cluster. Other commands read bundles with --bundle, without access to the cluster.
+    Standard output names the files.
+
+    A bundle has no tokens, Secrets, annotations or contents of a kubeconfig. A node that cannot be read is named on
+    standard error.
+
+    \b
+    kubectl pykubeproxy bundle --node node1
+    kubectl pykubeproxy bundle --all-nodes -o bundles
+    pykubeproxy explain default/web --bundle bundles/NAME.tar.gz
+    """
+    try:
+        output.mkdir(exist_ok=True)
+        # Its files go away on Ctrl-C, too, when threads that write them are abandoned.
+        temporary = TemporaryDirectory(prefix=".pykubeproxy-", dir=output, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise click.ClickException(
+            f"cannot write to folder {output}: {error.strerror}; give another one with -o"
+        ) from None
+    with temporary as unfinished:
+        results = _save_nodes(Path(unfinished), output, server, nodes, pods)
+    for saved in sorted(results, key=lambda result: result.node.name):
+        _report_saved(saved)
+    if any(result.failure and not result.other_proxy for result in results):
+        raise SystemExit(NOT_ANSWERED)
+
+
+def _save_nodes(
+    unfinished: Path, output: Path, server: ServerOptions, nodes: NodeSelection, pods: PodOptions
+) -> "Sequence[WrittenBundle]":
+    """Write bundles in one folder, and move each to the other one when it is complete."""
+    from pykubeproxy.nodes.cluster import on_each_node
+    from pykubeproxy.nodes.saving import save_node
+
+    client = open_client(server)
+    wanted = list_nodes(client, nodes)
+    # Our pods know the objects themselves, so list them on demand.
+    objects = _once(partial(list_objects, client))
+
+    with node_access(client, pods) as access, progress(len(wanted), "Saving nodes") as advance:
+
+        def save(node: Node, proxies: "NodePods") -> "WrittenBundle":
+            saved = save_node(access, proxies, objects, lambda name: unfinished / f"{name}.tar.gz", node)
+            return _moved(saved, output)
+
+        return on_each_node(access, save, wanted, advance)
+
+
+def _moved(saved: "WrittenBundle", folder: Path) -> "WrittenBundle":
+    """Move the bundle of a node, if there is one, to a folder."""
+    return saved._replace(path=saved.path.rename(folder / saved.path.name)) if saved.path else saved
+
+
+def _once(read: Callable[[], Cluster]) -> Callable[[], Cluster]:
+    """Return a function that reads when it is called first; threads may call it."""
+    lock = Lock()
+    found: list[Cluster] = []
+
+    def first() -> Cluster:
+        with lock:
+            if not found:
+                found.append(read())
+        return found[0]
+
+    return first
+
+
+def _report_saved(saved: "WrittenBundle") -> None:
+    """Print where a bundle is, and what it lacks."""
+    name = saved.node.name
+    if saved.failure:
+        echo_line(f"{name}: {saved.failure}", err=True)
+    _report_missing(name, saved.missing)
+    if saved.path:
+        echo_line(str(saved.path))
+
+
+def _target(output: str | None, manifest: Manifest) -> Path:
     """Return the file to write, in the current folder or another one if `output` names no file.
 
     Raises ClickException if it exists, before anything is collected.
@@ -88,7 +210,7 @@ def target(output: str | None, manifest: Manifest) -> Path:
     return path
 
 
-def save(path: Path | None, manifest: Manifest, members: Iterable[Member]) -> None:
+def _save(path: Path | None, manifest: Manifest, members: Iterable[Member]) -> None:
     """Write a bundle, and print the name of its file; without `path` write to standard output. Raises ClickException."""
     try:
         with _opened(path) as file:
@@ -101,9 +223,9 @@ def save(path: Path | None, manifest: Manifest, members: Iterable[Member]) -> No
         echo_line(str(path))
 
 
-def report_missing(node: str, members: Iterable[Member]) -> None:
+def _report_missing(node: str, files: Iterable[BundledFile]) -> None:
     """Print to standard error what a bundle lacks, and why."""
-    for file in missing(it.file for it in members):
+    for file in files:
         echo_line(f"{node}: no {file.name}: {file.error}", err=True)
 
 
@@ -124,12 +246,12 @@ def _on_terminal() -> bool:
 def _node_name(url: str) -> str:
     """Return the name of the agent's node, or that of this machine."""
     try:
-        return status.decode(fetch(url, "/statusz", limit="0")).node
+        return statusz.decode(fetch(url, "/statusz", limit="0")).node
     except (NoAgent, ValueError):
         return host_name()
 
 
-def _shown(sections: list[Section]) -> Iterator[Member]:
+def _shown(sections: list[BundleSection]) -> Iterator[Member]:
     """Collect the sections; on a terminal, print each one before it is collected."""
     terminal = _on_terminal()
     found = collected(sections)

@@ -1,15 +1,20 @@
 """`pykubeproxy cleanup`: remove all service-proxy rules from the tables."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import click
 import msgspec
 
-from pykubeproxy.cli.flags import output_option
+from pykubeproxy.cli.emit import DOCUMENTS, emit, report_option
 from pykubeproxy.cli.help import ACTION, FAILED, OUTPUT, command, option
-from pykubeproxy.cli.terminal import click_errors, echo_json, echo_line
-from pykubeproxy.inspect import cleanup as report
-from pykubeproxy.inspect.cleanup import Cleaned
+from pykubeproxy.cli.terminal import click_errors, echo_line
+from pykubeproxy.inspect.cleanup import (
+    CleanedChain,
+    CleanedObjects,
+    CleanedTables,
+    CleanupReport,
+    RemovedJump,
+)
 from pykubeproxy.kernel import (
     AlreadyRunning,
     Backend,
@@ -27,8 +32,8 @@ from pykubeproxy.kernel import (
     open_iptables,
     require_node,
 )
+from pykubeproxy.kernel.iptables import PACKAGE
 from pykubeproxy.kernel.system import routes_loopback
-from pykubeproxy.kernel.tools import PACKAGE
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.rules.removal import kubelet_guards_loopback, removal
@@ -47,10 +52,10 @@ from pykubeproxy.rules.ruleset import Ruleset
     "-v",
     "--verbose",
     is_flag=True,
-    help="Print the input for iptables-restore and all names too.",
+    help="Print the input for iptables-restore and all names too, as -o wide does.",
     group=OUTPUT,
 )
-@output_option
+@report_option()
 @click_errors(NotANode)
 def cleanup(dry_run: bool, all_modes: bool, verbose: bool, output: str) -> None:
     """Remove all service-proxy chains and jumps, including those of kube-proxy, and nothing else.
@@ -68,19 +73,20 @@ def cleanup(dry_run: bool, all_modes: bool, verbose: bool, output: str) -> None:
     sudo pykubeproxy cleanup --all-modes
     """
     require_node()
-    as_json = output == "json"
+    if verbose and output == "text":
+        output = "wide"
     if dry_run:
-        succeeded = clean_up(True, verbose, as_json=as_json, all_modes=all_modes)
+        succeeded = clean_up(True, output, all_modes=all_modes)
     else:
-        succeeded = clean_up_alone(verbose, as_json, all_modes)
+        succeeded = clean_up_alone(output, all_modes)
     if not succeeded:
         raise SystemExit(1)
 
 
-def clean_up_alone(verbose: bool = False, as_json: bool = False, all_modes: bool = False) -> bool:
+def clean_up_alone(output: str = "text", all_modes: bool = False) -> bool:
     """Clean up while holding the instance lock. Raises ClickException if an agent runs in this network namespace."""
     with click_errors(AlreadyRunning, NoLock), InstanceLock():
-        return clean_up(verbose=verbose, as_json=as_json, all_modes=all_modes)
+        return clean_up(output=output, all_modes=all_modes)
 
 
 class LiveTables(msgspec.Struct, frozen=True):
@@ -93,15 +99,14 @@ class LiveTables(msgspec.Struct, frozen=True):
 
 def clean_up(
     dry_run: bool = False,
-    verbose: bool = False,
+    output: str = "text",
     runner: Runner | None = None,
-    as_json: bool = False,
     all_modes: bool = False,
 ) -> bool:
     """Clean up each backend and family, or print what would be removed; return whether everything succeeded.
 
-    Print results to standard output and failures to standard error, or everything as one JSON document. Raise
-    ClickException without permission, or without iptables unless other modes remain to be cleaned.
+    Print results to standard output and failures to standard error, or everything in one document. Raise ClickException
+    without permission, or without iptables unless other modes remain to be cleaned.
     """
     live = [_read(iptables) for iptables in _installed(runner or Runner())]
     no_iptables = "" if live else str(Missing("iptables-restore", PACKAGE))
@@ -114,19 +119,21 @@ def clean_up(
     others = [remove(dry_run) for remove in first]
     results = [_clean(tables, guarded, all_modes, dry_run) for tables in live]
     others += [remove(dry_run) for remove in last]
-    done = report.Report(tuple(results), tuple(others), dry_run)
-    if as_json:
-        echo_json(report.document(done))
-    else:
-        _echo(report.text(done, verbose))
-        _echo(report.problems(done), err=True)
-    _echo([f"Error: {no_iptables}"] if no_iptables else (), err=True)
+    done = CleanupReport(
+        dry_run=dry_run,
+        tables=results,
+        other_modes=[
+            CleanedObjects(
+                found.mode, found.kind, found.names, found.addresses, found.kept, found.failure or None
+            )
+            for found in others
+        ],
+    )
+    emit(done, output)
+    problems = [] if output in DOCUMENTS else [*done.problems()]
+    for line in (*problems, *([f"Error: {no_iptables}"] if no_iptables else [])):
+        echo_line(line, err=True)
     return done.succeeded and not no_iptables
-
-
-def _echo(lines: Iterable[str], err: bool = False) -> None:
-    for line in lines:
-        echo_line(line, err=err)
 
 
 def _installed(runner: Runner) -> Iterator[Iptables]:
@@ -148,11 +155,12 @@ def _read(iptables: Iptables) -> LiveTables:
         return LiveTables(iptables, Ruleset(iptables.family, {}), str(error))
 
 
-def _clean(tables: LiveTables, loopback_guarded: bool, all_modes: bool, dry_run: bool) -> Cleaned:
+def _clean(tables: LiveTables, loopback_guarded: bool, all_modes: bool, dry_run: bool) -> CleanedTables:
     """Clean one backend and family. Raises ClickException without permission."""
     iptables = tables.iptables
+    backend = iptables.backend.value
     if tables.failure:
-        return Cleaned(iptables, failure=tables.failure)
+        return CleanedTables(backend, iptables.family, error=tables.failure)
     found = removal(tables.rules, loopback_guarded=loopback_guarded, all_modes=all_modes)
     text = found.restore_input(NFT_CHAINS_PER_BLOCK if iptables.backend is Backend.NFT else None)
     try:
@@ -161,8 +169,16 @@ def _clean(tables: LiveTables, loopback_guarded: bool, all_modes: bool, dry_run:
     except NotPermitted as error:
         raise click.ClickException(str(error)) from None
     except KernelError as error:
-        return Cleaned(iptables, failure=str(error))
-    return Cleaned(iptables, found, text)
+        return CleanedTables(backend, iptables.family, error=str(error))
+    return CleanedTables(
+        backend,
+        iptables.family,
+        jumps=[RemovedJump(*key, rule) for key, rule in found.jumps],
+        chains=[CleanedChain(*key) for key in found.deleted],
+        kept=[CleanedChain(*key) for key in found.kept],
+        guard_stays=found.guard_stays,
+        input=text,
+    )
 
 
 def _live(iptables: Iptables) -> Ruleset:

@@ -1,33 +1,43 @@
-"""`pykubeproxy completion`: shell completion of commands, options and names of Services."""
+"""Shell completion of commands, options and names: `pykubeproxy completion`, and kubectl_complete-pykubeproxy.
 
+Names come from the files of -f, --rules and --bundle, from the agent, from live rules, or from an API server, without
+the libraries that read files in full.
+"""
+
+import gzip
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, get_completion_class
+import msgspec
+from click.shell_completion import BashComplete, CompletionItem, ShellComplete, get_completion_class
 
-from pykubeproxy.cli.completion_files import (
-    KnownNames,
-    names_in_objects,
-    names_in_rules,
-    names_in_texts,
-    small_bundle,
-)
 from pykubeproxy.cli.help import command
-from pykubeproxy.inspect.targets.parse import KIND_PREFIXES, TargetKind
-from pykubeproxy.objects import Key
+from pykubeproxy.inspect.targets import KIND_PREFIXES, TargetKind
+from pykubeproxy.objects import Key, Kind, Service
 from pykubeproxy.services.ports import PortName
 
-# Importing the agent takes a quarter of a second, so only the functions that need it do.
 if TYPE_CHECKING:
-    from pykubeproxy.agent.observe.object_documents import Objects
+    from pykubeproxy.bundle.read import Bundle
+    from pykubeproxy.pages.servicez import NodeObjects
 
 _ROOTS = (("nat", "KUBE-SERVICES"), ("filter", "KUBE-SERVICES"), ("filter", "KUBE-EXTERNAL-SERVICES"))
 # Shells may run what they complete: accept only DNS labels, for pods and nodes with dots.
 _LABEL = re.compile(r"[a-z0-9][-a-z0-9]*")
 _SUBDOMAIN = re.compile(r"[a-z0-9][-.a-z0-9]*")
+# A completion must not take seconds: larger files give no names.
+_MOST_JSON, _MOST_YAML, _MOST_RULES = 64 << 20, 1 << 20, 64 << 20
+_MOST_BUNDLE = 8 << 20  # compressed
+_SUFFIXES = (".yaml", ".yml", ".json")
+_GZIP = b"\x1f\x8b"
+# A service port in the comment of a saved rule: "default/web:http cluster IP" or "default/web:http -> 10.0.0.1:80".
+_SAVED_TITLE = re.compile(rb'--comment "?([a-z0-9][-a-z0-9]*)/([a-z0-9][-a-z0-9]*)(?::([-a-z0-9]+))?[ "]')
+# Directives to kubectl: do not complete names of files, or do.
+_NO_FILES, _FILES = ":4", ":0"
 # A service port at the beginning of a rule's comment, which follows the zero byte of an attribute's header.
 _TITLE = re.compile(rb"\0([a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*(?::[a-z0-9-]+)?)[ \0]")
 # In bash a colon ends a word, so bash gets only the part of "ns/name:port" after the last colon.
@@ -51,6 +61,14 @@ _BASH = """\
 }
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
+
+
+class KnownNames(NamedTuple):
+    """Service ports, pods and nodes; names that occur twice may be there twice."""
+
+    ports: Sequence[PortName] = ()
+    pods: Sequence[Key] = ()
+    nodes: Sequence[str] = ()
 
 
 @command(short_help="Print a shell completion script.")
@@ -80,6 +98,27 @@ class _Bash(BashComplete):
         """Skip click's check of the local bash: the script may be for another machine."""
 
 
+def main() -> None:
+    """Print completions for the arguments of this program, kubectl_complete-pykubeproxy, which kubectl runs.
+
+    They are those of the plugin, the last one as far as it is typed. The last line is a directive, as for the completion
+    of kubectl itself.
+    """
+    *arguments, incomplete = sys.argv[1:] or [""]
+    for line in plugin_completions(arguments, incomplete):
+        sys.stdout.write(f"{line}\n")
+
+
+def plugin_completions(arguments: list[str], incomplete: str) -> list[str]:
+    """Return the completions of a word after these arguments of the plugin, and the directive."""
+    from pykubeproxy.cli.kubectl import plugin
+
+    items = ShellComplete(plugin, {}, "kubectl pykubeproxy", "").get_completions(arguments, incomplete)
+    plain = [item for item in items if item.type == "plain"]
+    described = [f"{item.value}\t{item.help}" if item.help else str(item.value) for item in plain]
+    return [*described, _FILES if len(plain) < len(items) else _NO_FILES]
+
+
 def services(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete a Service with an optional port, in the form that was begun: by default [NAMESPACE/]NAME."""
     return _items(_services(ctx, incomplete))
@@ -101,7 +140,12 @@ def destinations(ctx: click.Context, _parameter: click.Parameter, incomplete: st
 
 def namespaces(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete a namespace that has Services."""
-    return _items(it.namespace for it in _service_ports(ctx) if it.namespace.startswith(incomplete))
+    return _items(port.namespace for port in _service_ports(ctx) if port.namespace.startswith(incomplete))
+
+
+def nodes(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a Node."""
+    return _items(node for node in _known(ctx, {TargetKind.NODE}).nodes if node.startswith(incomplete))
 
 
 def _items(values: Iterable[str]) -> list[CompletionItem]:
@@ -120,20 +164,21 @@ def _services(ctx: click.Context, incomplete: str, prefix: str = "") -> Iterator
     if _begun_kind(incomplete) is TargetKind.SERVICE:
         prefix = incomplete.partition("/")[0]
     before, colon, port = incomplete.partition(":")
-    for it in _service_ports(ctx):
-        if namespace not in ("", it.namespace):
+    for port_name in _service_ports(ctx):
+        if namespace not in ("", port_name.namespace):
             continue
-        spelled = {f"{it.service}.{it.namespace}"} if "." in before else set()
-        path = str(it.service_key)
+        spelled = {f"{port_name.service}.{port_name.namespace}"} if "." in before else set()
+        path = str(port_name.service_key)
         if prefix:
-            spelled |= {f"{prefix}/{path}", *([f"{prefix}/{it.service}"] if namespace else [])}
+            spelled |= {f"{prefix}/{path}", *([f"{prefix}/{port_name.service}"] if namespace else [])}
         else:
             spelled |= {path} if not namespace or "/" in before else set()
-            spelled |= {it.service} if namespace or incomplete else set()
+            # The plugin takes a lone name for one in the namespace of the context.
+            spelled |= {port_name.service} if namespace or (incomplete and not _of_plugin(ctx)) else set()
         if not colon:
             yield from (name for name in spelled if name.startswith(before))
-        elif before in spelled and it.port.startswith(port) and it.port:
-            yield f"{before}:{it.port}"
+        elif before in spelled and port_name.port.startswith(port) and port_name.port:
+            yield f"{before}:{port_name.port}"
 
 
 def _pods_and_nodes(ctx: click.Context, incomplete: str) -> Iterator[str]:
@@ -142,11 +187,13 @@ def _pods_and_nodes(ctx: click.Context, incomplete: str) -> Iterator[str]:
     begun = _begun_kind(incomplete)
     head = incomplete.partition("/")[0]
     kinds = (
-        {begun} if "/" in incomplete else {KIND_PREFIXES[it] for it in ("pod", "node") if it.startswith(head)}
+        {begun}
+        if "/" in incomplete
+        else {KIND_PREFIXES[kind] for kind in ("pod", "node") if kind.startswith(head)}
     )
     if not kinds & {TargetKind.POD, TargetKind.NODE}:
         return
-    known = _known(ctx, with_pods=TargetKind.POD in kinds)
+    known = _known(ctx, kinds)
     if TargetKind.POD in kinds:
         word = head if begun else "pod"
         for key in known.pods:
@@ -157,19 +204,19 @@ def _pods_and_nodes(ctx: click.Context, incomplete: str) -> Iterator[str]:
             )
     if TargetKind.NODE in kinds:
         word = head if begun else "node"
-        yield from (name for it in known.nodes if (name := f"{word}/{it}").startswith(incomplete))
+        yield from (name for node in known.nodes if (name := f"{word}/{node}").startswith(incomplete))
 
 
 def _service_ports(ctx: click.Context) -> Sequence[PortName]:
-    return _known(ctx, with_pods=False).ports
+    return _known(ctx, {TargetKind.SERVICE}).ports
 
 
-def _known(ctx: click.Context, *, with_pods: bool) -> KnownNames:
-    """Return valid names from the files of -f, --rules and --bundle, else from the agent, else from the live rules.
+def _known(ctx: click.Context, kinds: Collection[TargetKind | None]) -> KnownNames:
+    """Return valid names of these kinds from the place that the command line names, or its default.
 
     Return none on any failure, as completion must not print errors.
     """
-    for read in _places(ctx, with_pods):
+    for read in _places(ctx, kinds):
         try:
             return _valid(read())
         except Exception:  # noqa: S112
@@ -177,22 +224,30 @@ def _known(ctx: click.Context, *, with_pods: bool) -> KnownNames:
     return KnownNames()
 
 
-def _places(ctx: click.Context, with_pods: bool) -> Sequence[Callable[[], KnownNames]]:
-    path, rules, bundle = (ctx.params.get(it) for it in ("filename", "files", "bundle_file"))
+def _of_plugin(ctx: click.Context) -> bool:
+    """Return whether a command takes the options of kubectl."""
+    return any(param.name == "context_name" for param in ctx.command.params)
+
+
+def _places(ctx: click.Context, kinds: Collection[TargetKind | None]) -> Sequence[Callable[[], KnownNames]]:
+    """Return what reads names: the API server for the plugin; else the files, or the agent and then the live rules."""
+    if _of_plugin(ctx):
+        return (lambda: _from_cluster(ctx, kinds),)
+    path, rules, bundle = (ctx.params.get(option) for option in ("filename", "files", "bundle_file"))
     if path:
-        return (lambda: names_in_objects(path),)
+        return (lambda: _names_in_objects(path),)
     if rules:
-        return (lambda: names_in_rules(rules),)
+        return (lambda: _names_in_rules(rules),)
     if bundle:
         return (lambda: _from_bundle(bundle),)
-    return (lambda: _from_agent(with_pods), _from_rules)
+    return (lambda: _from_agent(TargetKind.POD in kinds), _from_rules)
 
 
 def _valid(names: KnownNames) -> KnownNames:
     return KnownNames(
-        ports=[it for it in names.ports if _are(_LABEL, it.namespace, it.service, it.port or "0")],
-        pods=[it for it in names.pods if _are(_LABEL, it.namespace) and _are(_SUBDOMAIN, it.name)],
-        nodes=[it for it in names.nodes if _are(_SUBDOMAIN, it)],
+        ports=[port for port in names.ports if _are(_LABEL, port.namespace, port.service, port.port or "0")],
+        pods=[pod for pod in names.pods if _are(_LABEL, pod.namespace) and _are(_SUBDOMAIN, pod.name)],
+        nodes=[node for node in names.nodes if _are(_SUBDOMAIN, node)],
     )
 
 
@@ -200,9 +255,24 @@ def _are(pattern: re.Pattern[str], *names: str) -> bool:
     return all(map(pattern.fullmatch, names))
 
 
+def _from_cluster(ctx: click.Context, kinds: Collection[TargetKind | None]) -> KnownNames:
+    from pykubeproxy.cli.cluster import ServerOptions, open_client
+    from pykubeproxy.sources.queries import list_kind
+
+    client = open_client(
+        ServerOptions(*(ctx.params.get(name) or "" for name in ("kubeconfig", "context_name")))
+    )
+    if TargetKind.NODE in kinds:
+        return KnownNames(nodes=[node.name for node in list_kind(client, Kind.NODE).objects])
+    services = [
+        service for service in list_kind(client, Kind.SERVICE).objects if isinstance(service, Service)
+    ]
+    return KnownNames(ports=_port_names(services))
+
+
 def _from_agent(with_pods: bool) -> KnownNames:
-    from pykubeproxy.agent.observe.object_documents import decode
-    from pykubeproxy.cli.client import DEFAULT_URL, fetch
+    from pykubeproxy.nodes.agent import DEFAULT_URL, fetch
+    from pykubeproxy.pages.servicez import decode
 
     return _names_of(
         decode(fetch(DEFAULT_URL, "/servicez", **({"slices": "all"} if with_pods else {}))).objects
@@ -211,26 +281,30 @@ def _from_agent(with_pods: bool) -> KnownNames:
 
 def _from_bundle(path: str) -> KnownNames:
     """Return the names of the objects in a bundle; without objects that this version can read, those in its rules."""
-    from pykubeproxy.agent.observe.object_documents import decode
     from pykubeproxy.bundle.layout import OBJECTS, TABLES
+    from pykubeproxy.pages.servicez import decode
 
-    bundle = small_bundle(path)
+    bundle = _small_bundle(path)
     with suppress(KeyError, ValueError):
         return _names_of(decode(bundle.files[OBJECTS]).objects)
-    return names_in_texts(bundle.files[it] for it in TABLES if it in bundle.files)
+    return _names_in_texts(bundle.files[table] for table in TABLES if table in bundle.files)
 
 
-def _names_of(objects: "Objects") -> KnownNames:
-    endpoints = [(slice_.namespace, it) for slice_ in objects.slices for it in slice_.endpoints]
+def _names_of(objects: "NodeObjects") -> KnownNames:
+    endpoints = [(slice_.namespace, endpoint) for slice_ in objects.slices for endpoint in slice_.endpoints]
     return KnownNames(
-        ports=[
-            PortName(service.namespace, service.name, port.name, port.protocol.value)
-            for service in objects.services
-            for port in service.ports
-        ],
-        pods=[Key(namespace, it.pod) for namespace, it in endpoints if it.pod],
+        ports=_port_names(objects.services),
+        pods=[Key(namespace, endpoint.pod) for namespace, endpoint in endpoints if endpoint.pod],
         nodes=[objects.node.name],
     )
+
+
+def _port_names(services: Iterable[Service]) -> list[PortName]:
+    return [
+        PortName(service.namespace, service.name, port.name, port.protocol.value)
+        for service in services
+        for port in service.ports
+    ]
 
 
 def _from_rules() -> KnownNames:
@@ -240,7 +314,7 @@ def _from_rules() -> KnownNames:
 def _live_ports() -> Iterator[PortName]:
     from pykubeproxy import kernel
     from pykubeproxy.inspect.dump.model import find_ports
-    from pykubeproxy.inspect.filter import ServiceFilter, parse_title
+    from pykubeproxy.inspect.targets import ServiceFilter, parse_title
     from pykubeproxy.kernel.nftables import texts_below
     from pykubeproxy.objects import Family
     from pykubeproxy.rules.skeleton import NAT_SERVICES
@@ -253,3 +327,131 @@ def _live_ports() -> Iterator[PortName]:
         for table, root in _ROOTS:
             for title in texts_below(family, table, root, _TITLE):
                 yield parse_title(title, "TCP")
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    name: str = ""
+    namespace: str = "default"
+
+
+class _Object(msgspec.Struct, gc=False):
+    kind: str = ""
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
+    endpoints: msgspec.Raw = msgspec.Raw(b"[]")
+    items: list[msgspec.Raw] = []
+
+
+class _ManifestPort(msgspec.Struct, gc=False):
+    name: str | None = None
+
+
+class _ServiceSpec(msgspec.Struct, gc=False):
+    ports: list[_ManifestPort] | None = None
+
+
+class _TargetRef(msgspec.Struct, gc=False):
+    name: str | None = None
+
+
+class _ManifestEndpoint(msgspec.Struct, gc=False):
+    targetRef: _TargetRef | None = None  # noqa: N815
+    nodeName: str | None = None  # noqa: N815
+
+
+def _names_in_objects(path: str) -> KnownNames:
+    """Return the names in a file or a folder with objects. Raises OSError, ValueError and YAMLError."""
+    root = Path(path)
+    files = (
+        [entry for entry in sorted(root.iterdir()) if entry.suffix in _SUFFIXES] if root.is_dir() else [root]
+    )
+    objects = [object_ for file in files for raw in _documents(file) for object_ in _objects(raw)]
+    endpoints = [(object_.metadata.namespace, one) for object_ in objects for one in _endpoints(object_)]
+    return KnownNames(
+        ports=[
+            PortName(object_.metadata.namespace, object_.metadata.name, port.name or "", "TCP")
+            for object_ in objects
+            if object_.kind == "Service"
+            for port in msgspec.json.decode(object_.spec, type=_ServiceSpec).ports or [_ManifestPort()]
+        ],
+        pods=[
+            *(
+                Key(object_.metadata.namespace, object_.metadata.name)
+                for object_ in objects
+                if object_.kind == "Pod"
+            ),
+            *(
+                Key(namespace, endpoint.targetRef.name or "")
+                for namespace, endpoint in endpoints
+                if endpoint.targetRef
+            ),
+        ],
+        nodes=[
+            *(object_.metadata.name for object_ in objects if object_.kind == "Node"),
+            *(endpoint.nodeName for _, endpoint in endpoints if endpoint.nodeName),
+        ],
+    )
+
+
+def _names_in_rules(paths: Sequence[str]) -> KnownNames:
+    """Return the service ports that comments in files with output of iptables-save name. Raises OSError."""
+    return _names_in_texts(_rules(Path(path)) for path in paths)
+
+
+def _names_in_texts(texts: Iterable[bytes]) -> KnownNames:
+    """Return the service ports that comments in output of iptables-save name."""
+    found = {match.groups(default=b"") for text in texts for match in _SAVED_TITLE.finditer(text)}
+    ports = [(name.decode() for name in names) for names in found]
+    return KnownNames([PortName(namespace, name, port, "TCP") for namespace, name, port in ports])
+
+
+def _small_bundle(path: str) -> "Bundle":
+    """Read a bundle. Raises OSError, ValueError, which includes a bundle that takes seconds."""
+    from pykubeproxy.bundle.read import read_bundle
+
+    if not Path(path).is_file() or Path(path).stat().st_size > _MOST_BUNDLE:
+        raise ValueError(f"{path} is no small file")
+    with Path(path).open("rb") as file:
+        return read_bundle(file, path)
+
+
+def _rules(path: Path) -> bytes:
+    if path.stat().st_size > _MOST_RULES:
+        return b""
+    raw = path.read_bytes()
+    if raw.startswith(_GZIP):
+        with gzip.open(path) as unpacked:
+            return unpacked.read(_MOST_RULES)
+    return raw
+
+
+def _documents(path: Path) -> Iterator[bytes]:
+    """Yield each document of a regular file as JSON."""
+    size = path.stat().st_size if path.is_file() else _MOST_JSON + 1
+    if size > _MOST_JSON:
+        return
+    text = path.read_bytes()
+    if text.lstrip()[:1] == b"{":
+        yield text
+    elif size <= _MOST_YAML:
+        from pykubeproxy.config import yaml
+
+        for document in yaml.documents(text):
+            yield msgspec.json.encode(document.content)
+
+
+def _objects(raw: bytes | msgspec.Raw, kind: str = "") -> Iterator[_Object]:
+    """Yield an object, or the items of a List; skip what is neither."""
+    try:
+        found = msgspec.json.decode(raw, type=_Object)
+    except ValueError:
+        return
+    for item in found.items:
+        yield from _objects(item, found.kind.removesuffix("List"))
+    yield found if found.kind or not kind else msgspec.structs.replace(found, kind=kind)
+
+
+def _endpoints(object_: _Object) -> Sequence[_ManifestEndpoint]:
+    if object_.kind != "EndpointSlice":
+        return ()
+    return msgspec.json.decode(object_.endpoints, type=list[_ManifestEndpoint] | None) or ()

@@ -1,15 +1,34 @@
-"""`pykubeproxy diff`: compare live rules, or those of other objects or settings, with the desired rules."""
+"""`diff`: compare rules with the desired rules: on a node, or of the nodes of a cluster.
 
-from typing import NamedTuple
+On a node, rules of other objects or settings take the place of live rules on request.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from pykubeproxy import garbage
-from pykubeproxy.cli import sides
-from pykubeproxy.cli.bundle_files import bundle_option, opened
+from pykubeproxy.cli.cluster import (
+    NodeSelection,
+    PodOptions,
+    ServerOptions,
+    cluster_errors,
+    cluster_source,
+    list_nodes,
+    list_objects,
+    node_access,
+    node_options,
+    open_client,
+    pod_options,
+    server_options,
+)
+from pykubeproxy.cli.emit import emit, report_option
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
-    choice_option,
     config_options,
     family_option,
     filename_option,
@@ -17,26 +36,55 @@ from pykubeproxy.cli.flags import (
     read_config,
     rules_option,
 )
-from pykubeproxy.cli.help import DIFFERENT, OUTPUT, QUESTION, command, option
-from pykubeproxy.cli.node_rules import NodeRules, node_rules, rules_errors
-from pykubeproxy.cli.running_agent import ask_agent, url_option
-from pykubeproxy.cli.sides import Side
-from pykubeproxy.cli.terminal import echo_json, echo_line, echo_styled
-from pykubeproxy.inspect.diff import render as views
-from pykubeproxy.inspect.diff.model import compare
-from pykubeproxy.inspect.trace.packet import Host
-from pykubeproxy.objects import Family
-from pykubeproxy.rules.context import KernelFacts
-from pykubeproxy.rules.difference import own_part
+from pykubeproxy.cli.help import DIFFERENT, NOT_ANSWERED, QUESTION, command, option
+from pykubeproxy.cli.sources import (
+    ask_agent,
+    bundle_option,
+    node_source,
+    objects_in_files,
+    objects_on_server,
+    opened,
+    read_errors,
+    url_option,
+)
+from pykubeproxy.cli.terminal import echo_line, echo_notes, echo_styled, progress
+from pykubeproxy.config import Config
+from pykubeproxy.inspect.diff.by_rules import unified
+from pykubeproxy.inspect.diff.report import (
+    NodeResult,
+    NodeVerdict,
+    diff_report,
+    rule_changes,
+    rules_result,
+)
+from pykubeproxy.inspect.node import NodeSource, NodeState, Question, UnknownNode
+from pykubeproxy.nodes.live import host_name
+from pykubeproxy.nodes.objects import (
+    KnownObjects,
+    NoObjects,
+    RenderedNode,
+    agent_objects,
+    bundle_objects,
+    desired_rules,
+    titled,
+)
+from pykubeproxy.objects import Family, Key, Node
 from pykubeproxy.rules.ruleset import Ruleset
 
+# Most commands on a node need none of these.
+if TYPE_CHECKING:
+    from pykubeproxy.bundle.read import Bundle
+    from pykubeproxy.nodes.cluster import NodeAccess
+    from pykubeproxy.services.cluster import Cluster
 
-class _Pair(NamedTuple):
-    """Two states of one family's tables, and the addresses of the node."""
-
-    before: Ruleset
-    after: Ruleset
-    addresses: tuple[str, ...]
+_INFERRED = (
+    "the bundle does not have the configuration of the proxy, so its settings are inferred from its rules. To"
+    " compare with other settings, add --config or other flags of `run`."
+)
+# Flags that say where objects come from, not how rules are made.
+_SOURCE_FLAGS = frozenset(("kubeconfig", "master", "hostname-override"))
+# The default of kube-proxy's iptables.syncPeriod.
+_SYNC_PERIOD = 30.0
 
 
 @command(
@@ -61,22 +109,16 @@ class _Pair(NamedTuple):
 @bundle_option
 @node_address_option
 @family_option
-@choice_option(
-    "-o",
-    "--output",
-    choices=("words", "rules", "json"),
-    help="Output format; rules is a unified diff of each chain.",
-    group=OUTPUT,
-)
+@report_option("rules", about="rules is a unified diff of each chain")
 @option(
     "--meaning",
     is_flag=True,
-    help="Compare what packets get, whatever the form of the rules: for proxies of other versions.",
+    help="Compare effects on packets, not rule text: for proxies of other versions.",
     group=QUESTION,
 )
 @url_option(unless="-f and flags of `run`")
 @config_options
-@rules_errors()
+@read_errors()
 def diff(
     filename: str | None,
     against: str | None,
@@ -135,76 +177,263 @@ def diff(
     config = read_config(flags)
     bundle = opened(bundle_file)
     if bundle:
-        side = sides.of_bundle(bundle, filename, config, flags)
+        known = _of_bundle(bundle, filename, config, flags)
     # The agent on this machine knows nothing about the node of a file.
     elif (not files or url is not None) and (agent := ask_agent(url, flags, filename, slices="all")):
-        side = sides.of_agent(agent)
+        known = agent_objects(agent)
     elif files:
-        side = sides.of_named_node(filename, config, sides.settings_title(flags))
+        known = _of_named_node(filename, config, _settings_title(flags))
     elif of_node:
-        side = sides.of_this_node(filename, config, sides.settings_title(flags))
+        config = msgspec.structs.replace(config, hostname_override=config.hostname_override or host_name())
+        known = _objects(filename, config, _settings_title(flags))
     else:
         # Titles name the configurations only if they differ.
-        settings = sides.settings_title(flags) if against_config is not None else ""
-        side = sides.of_objects(filename, config, settings)
+        known = _objects(filename, config, _settings_title(flags) if against_config is not None else "")
+    source: NodeSource
     if of_node:
-        rules = node_rules(files, bundle, side.config.iptables_backend.value, addresses)
-        before, pairs = rules.title, _pairs_of_node(rules, side, families)
+        settings = known.config or config
+        source = node_source(files, bundle, settings.iptables_backend.value, addresses)
+        question = Question(families, facts=True, addresses=bool(settings.node_port_addresses))
     else:
-        other = sides.other(side, against, against_config, flags)
-        before, pairs = other.title, _pairs(other, side, families, addresses)
-    differs = (_show_meaning if meaning else _show)(pairs, before, side.title, output)
-    raise SystemExit(DIFFERENT if differs else 0)
+        source = _other(known, config, against, against_config, flags, addresses)
+        question = Question(families)
+    (state,) = source.nodes(question)
+    assert isinstance(state, NodeState), "these sources yield a node or raise"
+    echo_notes({"": (*state.remarks, *known.remarks)})
+    for what, reason in state.unread.items():
+        echo_line(f"{what} are not compared: {reason}.", err=True)
+    result = _compared(known.of(state), desired_rules(known, state, addresses), known, meaning, output)
+    if output in ("text", "wide") and result.verdict is NodeVerdict.FOLLOWS:
+        echo_line(f"No differences: {state.origin.title}, {known.title}.", err=True)
+    raise SystemExit(DIFFERENT if result.verdict is NodeVerdict.DIFFERS or result.quarantined else 0)
 
 
-def _pairs_of_node(rules: NodeRules, side: Side, families: tuple[Family, ...]) -> list[_Pair]:
-    pairs = []
-    for ruleset, facts in rules.with_facts(families, bool(side.config.node_port_addresses)):
-        desired = side.infer(ruleset) if side.infer else side.ruleset(ruleset.family, facts)
-        pairs.append(_Pair(ruleset, desired, side.addresses(facts)))
-    return pairs
+def _settings_title(flags: Mapping[str, object]) -> str:
+    """Return where the configuration comes from: the file of --config, nothing but flags (""), or defaults."""
+    return str(flags.get("config", "" if flags else "default settings"))
 
 
-def _pairs(other: Side, side: Side, families: tuple[Family, ...], addresses: tuple[str, ...]) -> list[_Pair]:
-    facts = KernelFacts(addresses=addresses)
-    return [
-        _Pair(other.ruleset(it, facts), side.ruleset(it, facts), side.addresses(facts)) for it in families
-    ]
+def _objects(filename: str | None, config: Config, settings: str) -> KnownObjects:
+    """Return the objects of -f, else of the API server. Raises ReadError."""
+    if filename is None:
+        return objects_on_server(config, settings)
+    return objects_in_files(filename, config, settings)
 
 
-def _show(pairs: list[_Pair], before: str, after: str, output: str) -> bool:
-    """Print how the texts of rules differ. Return whether they do."""
-    found = [compare(own_part(it.before, it.after), it.after) for it in pairs]
-    match output:
-        case "json":
-            echo_json(views.document(found, before, after))
-        case "rules":
-            echo_styled(views.unified(found, before, after))
-        case _:
-            echo_styled(views.text(found, before, after))
-    return _conclude(any(it.chains for it in found), before, after, output)
+def _of_named_node(filename: str | None, config: Config, settings: str) -> KnownObjects:
+    """Return the objects for the node that the configuration or the objects name. Raises ReadError, ClickException."""
+    if config.hostname_override or filename is not None:
+        found = _objects(filename, config, settings)
+        if found.node.name:
+            return found
+    raise click.ClickException("--rules does not tell the name of the node; give it with --hostname-override")
 
 
-def _show_meaning(pairs: list[_Pair], before: str, after: str, output: str) -> bool:
-    """Print what packets get instead. Return whether there are such packets."""
-    from pykubeproxy.inspect.meaning import render as meaning_views
-    from pykubeproxy.inspect.meaning.model import compare_meaning, proxy_part
+def _of_bundle(
+    bundle: "Bundle", filename: str | None, config: Config, flags: Mapping[str, object]
+) -> KnownObjects:
+    """Return the objects for the node of a bundle: options come before what the bundle has. Raises ReadError.
 
-    found = [
-        change
-        for it in pairs
-        for change in compare_meaning(
-            proxy_part(it.before), proxy_part(it.after), Host(frozenset(it.addresses))
-        )
-    ]
-    if output == "json":
-        echo_json(meaning_views.document(found, before, after))
+    If neither has the configuration of the proxy, it is None, so that settings are inferred from its rules.
+    """
+    elsewhere = filename is not None or any(name in flags for name in ("kubeconfig", "master"))
+    try:
+        bundled = bundle_objects(bundle)
+    except NoObjects:
+        if not elsewhere:
+            raise
+        bundled = None
+    given = flags.keys() - _SOURCE_FLAGS
+    known = bundled.config if bundled and not given else None
+    inferred = known is None and not given
+    settings = str(flags.get("config", ""))
+    node = config.hostname_override or bundle.manifest.node
+    if known:
+        config = msgspec.structs.replace(known, client=config.client)
+        settings = f"the configuration in {bundle.name}"
+    elif inferred:
+        echo_notes({"": [_INFERRED]})
+        settings = "settings inferred from the rules"
+    config = msgspec.structs.replace(config, hostname_override=node)
+    if elsewhere or bundled is None:
+        found = _objects(filename, config, settings)
+    elif known:
+        found = bundled
     else:
-        echo_styled(meaning_views.text(found, before, after))
-    return _conclude(bool(found), before, after, output)
+        title = titled(f"objects in {bundle.name}", settings)
+        found = msgspec.structs.replace(bundled, title=title, config=config)
+    return msgspec.structs.replace(found, config=None) if inferred else found
 
 
-def _conclude(differs: bool, before: str, after: str, output: str) -> bool:
-    if output == "words" and not differs:
-        echo_line(f"No differences: {before}, {after}.", err=True)
-    return differs
+def _other(
+    known: KnownObjects,
+    config: Config,
+    against: str | None,
+    against_config: str | None,
+    flags: Mapping[str, object],
+    addresses: tuple[str, ...],
+) -> RenderedNode:
+    """Return the side to compare with: its objects are those of --against, or its configuration that of --against-config.
+
+    Raises ReadError, ClickException.
+    """
+    theirs = known.config or config
+    if against_config is not None:
+        read = read_config({**flags, "config": against_config}, "--against-config")
+        name = read.hostname_override or theirs.hostname_override
+        theirs = msgspec.structs.replace(read, hostname_override=name)
+    if against is not None:
+        found = objects_in_files(against, theirs, against_config or "")
+    else:
+        title = titled("the same objects", against_config or "")
+        found = msgspec.structs.replace(known, title=title, config=theirs)
+    return RenderedNode(found, theirs, addresses)
+
+
+def _compared(
+    state: NodeState, desired: Mapping[Family, Ruleset], known: KnownObjects, meaning: bool, output: str
+) -> NodeResult:
+    """Compare the rules of a node with the desired ones, and print how they differ."""
+    before, after = state.origin.title, known.title
+    if meaning:
+        from pykubeproxy.inspect.diff.comparison import NodeComparison
+
+        compared = NodeComparison(known.cluster, with_clients=True).compare(state, desired)
+        result = msgspec.structs.replace(compared, before=before, after=after)
+    else:
+        changes = rule_changes(state, desired)
+        result = rules_result(state, changes, before, after)
+        if output == "rules":
+            echo_styled(unified(changes, before, after))
+            return result
+    emit(diff_report([result]), output)
+    return result
+
+
+class _ClusterSource:
+    """Objects and nodes through the API server. See RepeatedSource.
+
+    `notes` are those about each node, by name; `complete` is False if a node lacks a family of its addresses.
+    """
+
+    def __init__(self, access: "NodeAccess") -> None:
+        self._access = access
+        self.notes: dict[str, Sequence[str]] = {}
+        self.complete = True
+
+    def objects(self) -> "Cluster":
+        """List all objects. Raises ClickException."""
+        return list_objects(self._access.client)
+
+    def nodes(self, wanted: Sequence[Node]) -> Iterator[NodeState | UnknownNode]:
+        """Read nodes side by side, and show a progress bar meanwhile."""
+        with progress(len(wanted), "Reading nodes") as advance:
+            for found in cluster_source(self._access, wanted, advance).nodes(Question()):
+                if isinstance(found, NodeState):
+                    self.notes[found.name] = found.remarks
+                    self.complete &= found.complete
+                yield found
+
+    def last_changes(self, services: Sequence[Key]) -> Mapping[Key, float]:
+        """Return when objects of Services last changed, as far as known."""
+        from pykubeproxy.sources.queries import last_changes
+
+        return last_changes(self._access.client, services)
+
+
+@command(
+    "diff",
+    short_help="Find the nodes whose rules do not follow the objects.",
+    exit_codes={
+        0: "The rules of all nodes follow the objects.",
+        1: "Rules of a node differ, or its agent quarantined a Service.",
+        2: "Wrong usage or a failure, or a node could not be read.",
+    },
+)
+@node_options
+@option(
+    "--sync-period",
+    type=click.FloatRange(0, 3600),
+    default=_SYNC_PERIOD,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long rules may take to follow; a node differs if they take longer.",
+    group=QUESTION,
+)
+@report_option("rules", about="rules is a unified diff of each chain of one node")
+@server_options
+@pod_options
+@cluster_errors()
+@read_errors()
+def diff_of_nodes(
+    nodes: NodeSelection,
+    sync_period: float,
+    output: str,
+    server: ServerOptions,
+    pods: PodOptions,
+) -> None:
+    """Show for each node whether its rules follow the Services and EndpointSlices, and which Services are wrong there.
+
+    Compare what packets get, for every client and every address and port of a Service: endpoints with their shares,
+    masqueraded or not, dropped, rejected, and session affinity. So rules of any version of kube-proxy are no difference if
+    they mean the same. The settings of each proxy are inferred from its rules; a node with other settings than most nodes
+    is named.
+
+    Objects change while nodes are read. So nodes that differ are read again, with fresh objects: a node differs only if a
+    Service stays wrong for --sync-period while its objects stay the same, or if these changed long before.
+
+    \b
+    kubectl pykubeproxy diff --all-nodes
+    kubectl pykubeproxy diff --all-nodes -o json
+    kubectl pykubeproxy diff --node node1 -o rules
+    """
+    if output == "rules" and len(nodes.names) != 1:
+        raise click.UsageError("-o rules shows one node; give one --node NAME")
+    from pykubeproxy.inspect.diff.rounds import Clock, compare_nodes
+
+    garbage.collect_rarely()
+    client = open_client(server)
+    wanted = list_nodes(client, nodes)
+    with node_access(client, pods) as access:
+        if output == "rules":
+            raise SystemExit(_show_rules(access, wanted[0]))
+        source = _ClusterSource(access)
+        clock, servers = Clock(time.time, _wait), client.server_addresses()
+        in_detail = len(wanted) == 1 or output == "wide"
+        results = [*compare_nodes(source, wanted, clock, sync_period, servers, with_clients=in_detail)]
+    emit(diff_report(results), output)
+    echo_notes(source.notes)
+    raise SystemExit(_exit_code(results, complete=source.complete))
+
+
+def _wait(seconds: float) -> None:
+    """Wait before nodes are read again, and say so on a terminal."""
+    if sys.stderr.isatty():
+        echo_line(f"Some nodes differ; reading them again in {seconds:.0f} s.", err=True)
+    time.sleep(seconds)
+
+
+def _exit_code(results: Sequence[NodeResult], *, complete: bool) -> int:
+    if any(result.verdict is NodeVerdict.DIFFERS or result.quarantined for result in results):
+        return DIFFERENT
+    unread = any(result.verdict is NodeVerdict.NOT_COMPARED and not result.other_proxy for result in results)
+    return NOT_ANSWERED if unread or not complete else 0
+
+
+def _show_rules(access: "NodeAccess", node: Node) -> int:
+    """Print how the texts of a node's rules differ from those that pykubeproxy would write. Return the exit code."""
+    from pykubeproxy.inspect.diff.comparison import NodeComparison
+
+    comparison = NodeComparison(list_objects(access.client))
+    (state,) = cluster_source(access, [node]).nodes(Question())
+    if isinstance(state, UnknownNode):
+        raise click.ClickException(f"node {node.name}: {state.reason}")
+    echo_notes({node.name: state.remarks})
+    desired = {
+        family: comparison.desired(node, node_rules.ruleset, state.origin.proxy)
+        for family, node_rules in state.rules.items()
+    }
+    changes = rule_changes(state, desired)
+    before = f"{state.origin.title} ({state.origin.proxy})"
+    echo_styled(unified(changes, before, "objects of the API server"))
+    return DIFFERENT if any(change.chains for change in changes) else 0

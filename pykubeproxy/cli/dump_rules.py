@@ -1,28 +1,46 @@
-"""`pykubeproxy dump-rules`: show the services, endpoints and shares in the live tables of this node."""
+"""`dump-rules`: show the services, endpoints and shares in the rules of nodes."""
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import click
+import msgspec
 
 from pykubeproxy.cli import terminal
-from pykubeproxy.cli.bundle_files import bundle_option, opened
+from pykubeproxy.cli.cluster import (
+    NodeSelection,
+    PodOptions,
+    ServerOptions,
+    cluster_errors,
+    cluster_source,
+    list_nodes,
+    namespace_of,
+    namespace_option,
+    node_access,
+    node_options,
+    open_client,
+    pod_options,
+    server_options,
+)
 from pykubeproxy.cli.completion import namespaces, services
-from pykubeproxy.cli.flags import backend_option, family_option, rules_option, tables_output_option
-from pykubeproxy.cli.help import OUTPUT, QUESTION, SOURCE, command, option
-from pykubeproxy.cli.inputs import service_filter
-from pykubeproxy.cli.node_rules import node_rules, rules_errors
-from pykubeproxy.cli.terminal import echo_json, echo_line, echo_styled
-from pykubeproxy.inspect.dump import render
-from pykubeproxy.inspect.dump.model import ServiceView, in_order, views
+from pykubeproxy.cli.emit import DOCUMENTS, columns, emit, emit_rules, report_option
+from pykubeproxy.cli.flags import backend_option, family_option, rules_option
+from pykubeproxy.cli.help import NOT_ANSWERED, OUTPUT, QUESTION, SOURCE, command, option
+from pykubeproxy.cli.sources import bundle_option, node_source, opened, read_errors, service_filter
+from pykubeproxy.cli.terminal import echo_line, echo_notes, echo_styled
+from pykubeproxy.inspect.dump.model import ServiceView
 from pykubeproxy.inspect.dump.render_rules import listing
-from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.inspect.dump.report import DumpedNode, DumpReport, dumped, rates, service_blocks
+from pykubeproxy.inspect.node import NodeSource, NodeState, Question, UnknownNode
+from pykubeproxy.inspect.targets import ServiceFilter, is_service_name
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.ruleset import Counters, Ruleset
+from pykubeproxy.report.text import text
 
-_Tables = Sequence[tuple[Ruleset, Counters]]
+_output = report_option(
+    "rules", about="wide with bytes and chains, rules in the order in which packets pass them"
+)
 # Seconds between updates of --watch.
 _INTERVAL = 2.0
 
@@ -37,13 +55,13 @@ _INTERVAL = 2.0
     help="Show services of this namespace only.",
     group=QUESTION,
 )
-@tables_output_option
+@_output
 @family_option
 @rules_option
 @bundle_option
 @backend_option(help="The backend to read; auto detects the one in use.", group=SOURCE)
 @option("--watch", is_flag=True, help="Show new connections per second until Ctrl-C.", group=OUTPUT)
-@rules_errors()
+@read_errors()
 def dump_rules(
     service: str,
     namespace: str,
@@ -63,65 +81,145 @@ def dump_rules(
 
     \b
     pykubeproxy dump-rules
-    pykubeproxy dump-rules default/web:http -o iptables
+    pykubeproxy dump-rules default/web:http -o rules
     pykubeproxy dump-rules default/web --watch
     ssh node1 sudo iptables-save -c | pykubeproxy dump-rules --rules -
     """
-    if watch and output != "table":
-        raise click.UsageError("--watch requires -o table")
+    if watch and output != "text":
+        raise click.UsageError("--watch requires -o text")
     if watch and (files or bundle_file):
         raise click.UsageError("--watch requires live rules; remove --rules or --bundle")
     query = service_filter(service, namespace)
-    rules = node_rules(files, opened(bundle_file), backend)
-
-    def read() -> tuple[_Tables, Sequence[ServiceView]]:
-        tables = rules.counted(families, query)
-        return tables, in_order(view for one in tables for view in views(*one, query))
-
-    tables, found = read()
-    if not found:
-        _report_none(query, rules.place, service)
-    match output:
-        case "table" if watch:
-            _watch(found, lambda: read()[1])
-        case "json":
-            echo_json(render.document(found))
-        case "yaml":
-            import yaml
-
-            click.echo(yaml.safe_dump(render.document(found), sort_keys=False), nl=False)
-        case "iptables":
-            texts = ((ruleset.family, listing(ruleset, query)) for ruleset, _ in tables)
-            click.echo("\n".join(f"# {family.value}\n{text}" for family, text in texts if text), nl=False)
-        case "wide":
-            echo_styled(render.table(found, render.counters, with_chains=True))
-        case _:
-            echo_styled(render.table(found))
+    source = node_source(files, opened(bundle_file), backend)
+    question = Question(families, query, counters=True)
+    if watch:
+        _watch(source, question, required=bool(service))
+    else:
+        _show(source.nodes(question), query, output, required=bool(service))
 
 
-def _watch(views: Sequence[ServiceView], read: Callable[[], Sequence[ServiceView]]) -> None:
+@command(
+    "dump-rules",
+    short_help="Show services, endpoints and shares in the rules of nodes.",
+    exit_codes={0: "The rules are shown.", 2: "Wrong usage or a failure, also on one node."},
+)
+@click.argument("service", default="", shell_complete=services)
+@_output
+@family_option
+@node_options
+@namespace_option
+@server_options
+@pod_options
+@cluster_errors()
+@read_errors()
+def dump_rules_of_nodes(
+    service: str,
+    output: str,
+    families: tuple[Family, ...],
+    server: ServerOptions,
+    namespace: str,
+    nodes: NodeSelection,
+    pods: PodOptions,
+) -> None:
+    """Show the frontends and endpoints of SERVICE, or of all services, in the rules of nodes.
+
+    SERVICE is [svc/][NAMESPACE/]NAME[:PORT] or NAME.NAMESPACE[:PORT], with the name or number of a port. For each
+    endpoint, show its share of new connections. Nodes whose rules cannot be read are named on standard error.
+
+    \b
+    kubectl pykubeproxy dump-rules --node node1
+    kubectl pykubeproxy dump-rules web:http -n default --all-nodes
+    """
+    query = service_filter(service, namespace)
+    if not query.namespace and is_service_name(service):
+        query = msgspec.structs.replace(query, namespace=namespace_of(server, namespace))
+    client = open_client(server)
+    wanted = list_nodes(client, nodes)
+    with node_access(client, pods) as access:
+        found = cluster_source(access, wanted).nodes(Question(families, query, counters=True))
+        unread = _show(found, query, output, required=False)
+    if any(not node.by_design for node in unread):
+        raise SystemExit(NOT_ANSWERED)
+
+
+def _show(
+    nodes: Iterable[NodeState | UnknownNode], query: ServiceFilter, output: str, *, required: bool
+) -> Sequence[UnknownNode]:
+    """Print the matching services of nodes: a document at the end, other formats as soon as a node has been read.
+
+    Return the nodes that could not be read; their reasons, and remarks, go to standard error. Raises TooManyRules, and
+    ClickException if a `required` service has no rules on a node.
+    """
+    at_the_end = (*DOCUMENTS, "name")
+    answers: list[DumpedNode] = []
+    unread: list[UnknownNode] = []
+    for found in nodes:
+        answer = dumped(found, query)
+        if isinstance(found, UnknownNode):
+            echo_line(f"{found.name}: {found.reason}", err=True)
+            unread.append(found)
+        else:
+            echo_notes({found.name if found.origin.pod else "": found.remarks})
+            if not answer.services:
+                _report_none(query, found.origin.place, required=required)
+        if output in at_the_end:
+            answers.append(answer)
+        elif isinstance(found, NodeState):
+            _show_node(found, answer, query, output)
+    if output in at_the_end:
+        emit(DumpReport(nodes=tuple(sorted(answers, key=lambda node: node.node or ""))), output)
+    return unread
+
+
+def _show_node(found: NodeState, answer: DumpedNode, query: ServiceFilter, output: str) -> None:
+    if output == "rules":
+        if answer.title:
+            echo_line(f"# {answer.title}")
+        emit_rules((family.value, listing(rules.ruleset, query)) for family, rules in found.rules.items())
+    else:
+        emit(DumpReport(nodes=(answer,)), output)
+    if answer.title:
+        click.echo()
+
+
+def _watch(source: NodeSource, question: Question, *, required: bool) -> None:
     """Print new connections per second in a loop; on a terminal, overwrite the previous table."""
+
+    def read() -> tuple[Sequence[ServiceView], str]:
+        (found,) = source.nodes(question)
+        place = found.origin.place if isinstance(found, NodeState) else ""
+        return dumped(found, question.service).services, place
+
+    views, place = read()
+    if not views:
+        _report_none(question.service, place, required=required)
     now = time.monotonic()
     try:
         while True:
             time.sleep(_INTERVAL)
-            before, earlier, views, now = views, now, read(), time.monotonic()
-            text = render.table(views, render.rates(before, now - earlier))
+            before, earlier, (views, _), now = views, now, read(), time.monotonic()
+            shown = text(service_blocks(views, rates(before, now - earlier)), columns())
             terminal.clear()
             echo_line(f"New connections per second at {time.strftime('%H:%M:%S')}")
             click.echo()
-            echo_styled(text)
+            echo_styled(shown)
             click.echo()
             sys.stdout.flush()
     except KeyboardInterrupt:
         return
 
 
-def _report_none(query: ServiceFilter, place: str, service: str) -> None:
-    """Print to standard error that there are no services. Raises ClickException if the query names one."""
-    if service:
+def _report_none(query: ServiceFilter, place: str, *, required: bool) -> None:
+    """Print to standard error that there are no rules. Raises ClickException if they are required."""
+    if required:
         raise click.ClickException(
             f"there are no rules for {query} {place}; run dump-rules without SERVICE to list the services that have"
         )
-    scope = f" of namespace {query.namespace}" if query.namespace else ""
-    echo_line(f"There are no rules for services{scope} {place}.", err=True)
+    named = (
+        str(query)
+        if query.name
+        else f"services of namespace {query.namespace}"
+        if query.namespace
+        else "services"
+    )
+    echo_line(f"There are no rules for {named} {place}.", err=True)

@@ -1,40 +1,51 @@
-"""`pykubeproxy explain`: show which endpoints a Service uses on this node, and why."""
+"""`explain`: show which endpoints a Service uses on nodes, and why."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import click
 import msgspec
 
-from pykubeproxy.cli.bundle_files import bundle_option, opened
-from pykubeproxy.cli.completion import namespaces, services
+from pykubeproxy.cli.cluster import (
+    PodOptions,
+    ServerOptions,
+    cluster_errors,
+    cluster_source,
+    namespace_of,
+    namespace_option,
+    node_access,
+    open_client,
+    pod_options,
+    server_options,
+)
+from pykubeproxy.cli.completion import namespaces, nodes, services
+from pykubeproxy.cli.emit import emit, report_option
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
     config_options,
     family_option,
     filename_option,
-    output_option,
     read_config,
 )
 from pykubeproxy.cli.help import QUESTION, command, option
-from pykubeproxy.cli.inputs import Source, agent_objects, context_of, objects_of, service_filter
-from pykubeproxy.cli.running_agent import AgentState, ask_agent, url_option
-from pykubeproxy.cli.terminal import click_errors, echo_json, echo_line, echo_styled
-from pykubeproxy.config import Config
-from pykubeproxy.inspect.explain import render_json, render_text
-from pykubeproxy.inspect.explain.model import Explanation, explain_all
-from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.cli.sources import (
+    ask_agent,
+    bundle_option,
+    objects_in_files,
+    objects_on_server,
+    opened,
+    read_errors,
+    service_filter,
+    url_option,
+)
+from pykubeproxy.cli.terminal import click_errors, echo_line, echo_notes
+from pykubeproxy.config import Config, load
+from pykubeproxy.inspect.explain.model import RulesAgreement, agreement, explain_nodes
+from pykubeproxy.inspect.explain.report import ExplainedNode, explain_report
+from pykubeproxy.inspect.node import NodeState, Question
+from pykubeproxy.inspect.targets import InvalidTarget, ServiceFilter, parse_service
+from pykubeproxy.nodes.objects import KnownObjects, agent_objects, bundle_objects, cluster_with, context_of
 from pykubeproxy.objects import Family, Node
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.selection import NodeTopology
-
-# Most commands read no bundle, so only the function that needs one imports the modules for it.
-if TYPE_CHECKING:
-    from pykubeproxy.bundle.read import Bundle
-
-# The reasons for which an agent quarantined service ports, by family and port.
-_Quarantined = Mapping[tuple[str, PortName], str]
 
 
 @command(context_settings=CONTEXT_SETTINGS, short_help="Explain which endpoints a Service uses, and why.")
@@ -53,8 +64,9 @@ _Quarantined = Mapping[tuple[str, PortName], str]
 @option("--zone", metavar="NAME", help="Explain as if the node were in this zone.", group=QUESTION)
 @url_option(unless="-f and flags of `run`")
 @bundle_option
-@output_option
+@report_option()
 @config_options
+@read_errors()
 def explain(
     service: str,
     namespace: str,
@@ -70,9 +82,8 @@ def explain(
     """Explain which endpoints of SERVICE this node uses, why, and how traffic reaches them.
 
     SERVICE has the form [NAMESPACE/]NAME, svc/[NAMESPACE/]NAME or NAME.NAMESPACE, PORT is the name or number of a port.
-    With --node or --zone, explain for that
-    node or zone, and list the differences from this node. This reads objects, not live rules (see dump-rules), so it
-    needs no root.
+    With --node or --zone, explain for that node or zone and for this node, together if both use the same endpoints. This
+    reads objects, not live rules (see dump-rules), so it needs no root.
 
     By default, objects and configuration come from the agent on this node. With -f, objects come from files. With flags
     of `run`, or if no agent answers, they come from the API server. With --bundle, they come from a file about another
@@ -89,57 +100,145 @@ def explain(
         raise click.UsageError("SERVICE has no name; use the form [NAMESPACE/]NAME[:PORT]")
     if bundle_file and (url is not None or filename is not None or flags):
         raise click.UsageError("--bundle cannot be combined with --url, -f or flags of `run`; remove them")
-    bundle = opened(bundle_file)
-    agent = _of_bundle(query, bundle, config) if bundle else _ask_agent(query, url, flags, filename)
     if filename is not None and node_name and not config.hostname_override:
         # Files tell no current node, so explain for the named node without comparison.
         config, node_name = msgspec.structs.replace(config, hostname_override=node_name.lower()), ""
-    quarantined: _Quarantined = {}
-    if agent:
-        config = agent.config
-        quarantined = {(it.family, it.port_name): it.reason for it in agent.objects.quarantined}
-        source = agent_objects(agent.objects)
-    else:
-        source = objects_of(query, filename, config, [node_name] if node_name else [])
-    cluster, here, _ = source
-    there = _other(cluster, here, node_name, zone)
-    found = _explanations(source, config, there or here, query, families, None if there else quarantined)
-    compared = (_explanations(source, config, here, query, families), _topology(here)) if there else None
-    if output == "json":
-        echo_json(render_json.document(found, _topology(there or here), compared))
-        return
-    echo_styled(render_text.text(found, _topology(there or here)))
-    if compared is not None:
-        echo_styled(render_text.comparison(found, *compared))
-
-
-def _ask_agent(
-    query: ServiceFilter, url: str | None, flags: Mapping[str, object], filename: str | None
-) -> AgentState | None:
-    """Return the state of an agent with one Service. Raises ClickException if the agent does not know it."""
-    found = ask_agent(url, flags, filename, service=f"{query.namespace}/{query.name}".lstrip("/"))
-    if found and not found.objects.services:
-        raise click.ClickException(
-            f"the agent at {found.url} has no Service {msgspec.structs.replace(query, port='')}; for a headless Service"
-            " or one of another proxy, use --config or --kubeconfig to read from the API server"
+    known = (
+        _of_bundle(query, bundle_file)
+        if bundle_file
+        else _objects(query, url, flags, filename, config, node_name)
+    )
+    config = known.config or config
+    here = known.node
+    there = _other(known.cluster, here, node_name, zone)
+    nodes = (there, here) if there else (here,)
+    with click_errors(LookupError):
+        found = explain_nodes(
+            known.cluster,
+            query,
+            nodes,
+            lambda node: {
+                family: context_of(config, node, family, api_servers=known.api_servers) for family in Family
+            },
+            families,
         )
+    titles = [ExplainedNode(node.name, node.zone or None) for node in nodes]
+    emit(explain_report(found, titles, quarantined={} if there else known.quarantined), output)
+
+
+def _objects(
+    query: ServiceFilter,
+    url: str | None,
+    flags: Mapping[str, object],
+    filename: str | None,
+    config: Config,
+    node_name: str,
+) -> KnownObjects:
+    """Return the objects of a Service, from the agent, files, or the API server. Raises ReadError, ClickException."""
+    agent = ask_agent(url, flags, filename, service=f"{query.namespace}/{query.name}".lstrip("/"))
+    if agent:
+        if not agent.objects.services:
+            raise click.ClickException(
+                f"the agent at {agent.url} has no Service {msgspec.structs.replace(query, port='')}; for a headless"
+                " Service or one of another proxy, use --config or --kubeconfig to read from the API server"
+            )
+        return agent_objects(agent)
+    if filename is not None:
+        found = objects_in_files(filename, config)
+    else:
+        found = objects_on_server(config, query=query, nodes=[node_name] if node_name else [])
+    echo_notes({"": found.remarks})
     return found
 
 
-def _of_bundle(query: ServiceFilter, bundle: "Bundle", config: Config) -> AgentState:
-    """Return the state of the agent in a bundle with one Service; `config` is for a bundle without configuration.
-
-    Raises ClickException if the agent does not know the Service.
-    """
-    from pykubeproxy.cli.bundle_agent import bundled_agent
-
-    found = bundled_agent(bundle, query)
-    if not found.objects.services:
+def _of_bundle(query: ServiceFilter, path: str) -> KnownObjects:
+    """Return the objects of a Service in a bundle. Raises ReadError, and ClickException if it is not there."""
+    bundle = opened(path)
+    assert bundle
+    found = bundle_objects(bundle, query)
+    if not any(found.cluster.services()):
         raise click.ClickException(
             f"{bundle.name} has no Service {msgspec.structs.replace(query, port='')}; a bundle lacks headless Services and"
             " those of another proxy"
         )
-    return AgentState(found.objects, found.config or config, bundle.name)
+    return found
+
+
+@command(
+    "explain",
+    short_help="Show which endpoints a Service uses on each node, and why.",
+    exit_codes={0: "The answer, also that rules differ from it.", 2: "Wrong usage or a failure."},
+)
+@click.argument("service", metavar="SVC", shell_complete=services)
+@option(
+    "--node",
+    "name",
+    default="",
+    metavar="NAME",
+    shell_complete=nodes,
+    help="Explain for this node, and read its rules.",
+    group=QUESTION,
+)
+@family_option
+@report_option()
+@namespace_option
+@server_options
+@pod_options
+@cluster_errors()
+@click_errors(InvalidTarget, LookupError)
+def explain_on_nodes(
+    service: str,
+    name: str,
+    families: tuple[Family, ...],
+    output: str,
+    server: ServerOptions,
+    namespace: str,
+    pods: PodOptions,
+) -> None:
+    """Explain which endpoints of SVC each node uses, and why not the others. Nodes with the same answer come together.
+
+    SVC is NAME, NAMESPACE/NAME or NAME.NAMESPACE, each with or without :PORT. This reads objects on the API server. With
+    --node, it also reads the rules of that node, and says whether they agree.
+
+    \b
+    kubectl pykubeproxy explain web -n default
+    kubectl pykubeproxy explain default/web:http --node node1
+    """
+    from pykubeproxy.inspect.connection import missing
+    from pykubeproxy.nodes.directory import cluster_directory
+
+    target = parse_service(service, namespace_of(server, namespace))
+    client = open_client(server)
+    directory, remarks = cluster_directory(client, (target,))
+    echo_notes({"": remarks})
+    if directory.service(target.key) is None:
+        raise missing(target, (f"svc/{service.key}" for service in directory.services), directory)
+    nodes = [node for node in directory.nodes if name in ("", node.name)]
+    if not nodes:
+        raise click.ClickException(
+            f"there is no node {name}; run `kubectl get nodes`" if name else "the cluster has no nodes"
+        )
+    # The API server does not know the settings of proxies.
+    config = load(None, {}).config
+    found = explain_nodes(
+        cluster_with(directory.services, directory.slices, directory.nodes),
+        ServiceFilter(target.namespace, target.name, target.port),
+        nodes,
+        lambda node: {family: context_of(config, node, family) for family in Family},
+        families,
+    )
+    rules: list[RulesAgreement] = []
+    if name:
+        with node_access(client, pods) as access:
+            (read,) = cluster_source(access, nodes[:1]).nodes(Question())
+        if isinstance(read, NodeState):
+            echo_notes({read.name: read.remarks})
+            rulesets = {family: node_rules.ruleset for family, node_rules in read.rules.items()}
+            rules.append(agreement(read.name, found, rulesets))
+        else:
+            rules.append(RulesAgreement(read.name, None, unread=read.reason))
+    titles = [ExplainedNode(node.name, node.zone or None) for node in nodes]
+    emit(explain_report(found, titles, rules, settings_known=False), output)
 
 
 def _other(cluster: Cluster, here: Node, node_name: str, zone: str | None) -> Node | None:
@@ -151,34 +250,3 @@ def _other(cluster: Cluster, here: Node, node_name: str, zone: str | None) -> No
         echo_line(f"There is no Node {node_name}, so its zone is unknown.", err=True)
         node = Node(node_name)
     return node if zone is None else msgspec.structs.replace(node, zone=zone)
-
-
-def _topology(node: Node) -> NodeTopology:
-    return NodeTopology(node.name, node.zone)
-
-
-def _explanations(
-    source: Source,
-    config: Config,
-    node: Node,
-    query: ServiceFilter,
-    families: Collection[Family],
-    quarantined: _Quarantined | None = None,
-) -> Sequence[Explanation]:
-    """Return the explanations for a node. Raises ClickException if there is no such Service or port."""
-    contexts = {family: context_of(config, node, family, api_servers=source.api_servers) for family in Family}
-    reasons = quarantined or {}
-    with click_errors(LookupError):
-        found = explain_all(source.cluster, query, contexts)
-    return [
-        msgspec.structs.replace(
-            it,
-            ports=tuple(
-                msgspec.structs.replace(port, quarantined=reasons.get((port.family.value, port.name), ""))
-                for port in it.ports
-                if port.family in families
-            ),
-            skipped={family: reason for family, reason in it.skipped.items() if family in families},
-        )
-        for it in found
-    ]

@@ -8,12 +8,46 @@ from typing import Any, TypeVar
 
 import click
 
-from pykubeproxy.cli.help import ACTION, OUTPUT, QUESTION, SOURCE, option
+from pykubeproxy.cli.help import ACTION, OUTPUT, QUESTION, SOURCE, Topic, option
 from pykubeproxy.cli.terminal import echo_line
-from pykubeproxy.cli.topics import topic_of
 from pykubeproxy.config import ACTIONS, SETTINGS, Config, ConfigError, Loaded, Setting, load
 from pykubeproxy.config.kinds import BOOL
 from pykubeproxy.objects import Family, Protocol
+
+# Fields, their sections or, without a field, flags.
+_NAMES: dict[Topic, tuple[str, ...]] = {
+    Topic.CONFIGURATION: ("config",),
+    Topic.API_SERVER: ("clientConnection", "master", "configSyncPeriod"),
+    Topic.NODE: (
+        "hostnameOverride",
+        "bindAddress",
+        "oomScoreAdj",
+        "detectLocalMode",
+        "detectLocal",
+        "clusterCIDR",
+    ),
+    Topic.TRAFFIC: (
+        "featureGates",
+        "nodePortAddresses",
+        "iptables.masqueradeBit",
+        "iptables.masqueradeAll",
+        "iptables.localhostNodePorts",
+    ),
+    Topic.SYNC: ("mode", "iptables", "pykubeproxy"),
+    Topic.CONNTRACK: ("conntrack",),
+    Topic.HEALTH: ("healthzBindAddress", "metricsBindAddress", "bindAddressHardFail"),
+    Topic.LOGGING: ("logging",),
+}
+_TOPICS = {name: topic for topic, names in _NAMES.items() for name in names}
+
+
+def topic_of(setting: Setting) -> Topic:
+    """Return the topic of a setting, or of --config. Raises KeyError if a setting with an effect has none."""
+    name = setting.field or setting.flag
+    if name in _TOPICS:
+        return _TOPICS[name]
+    return _TOPICS[name.partition(".")[0]] if setting.attribute else Topic.NO_EFFECT
+
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -57,14 +91,6 @@ def choice_option(
 output_option = choice_option("-o", "--output", choices=("text", "json"), help="Output format.", group=OUTPUT)
 backend_option = functools.partial(
     choice_option, "--iptables-backend", "backend", choices=("auto", "nft", "legacy")
-)
-# What dump-rules prints.
-tables_output_option = choice_option(
-    "-o",
-    "--output",
-    choices=("table", "wide", "json", "yaml", "iptables"),
-    help="Output format; wide adds bytes and chains, iptables prints the rules in the order packets pass them.",
-    group=OUTPUT,
 )
 _FAMILIES = click.Choice([family.value.lower() for family in Family])
 family_option = option(

@@ -96,7 +96,9 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
         with_flags = self.shows_flags or bool(ctx.meta.get(_SHOW_FLAGS))
-        groups = _option_rows((it for it in self.get_params(ctx) if with_flags or not _is_flag(it)), ctx)
+        groups = _option_rows(
+            (param for param in self.get_params(ctx) if with_flags or not _is_flag(param)), ctx
+        )
         if not self.shows_flags:
             groups = {
                 f"{RULES} ({name})" if isinstance(name, Topic) else name: groups[name] for name in groups
@@ -114,7 +116,10 @@ class Command(click.Command):
         """Parse the command line. The error about a missing argument shows an example."""
         # As in Go, a value of such an option follows "=", never in the next argument.
         optional = {
-            name for it in self.params if getattr(it, "flag_value", None) == "true" for name in it.opts
+            name
+            for param in self.params
+            if getattr(param, "flag_value", None) == "true"
+            for name in param.opts
         }
         given = [f"{arg}=true" if arg.replace("_", "-") in optional else arg for arg in args]
         try:
@@ -183,11 +188,11 @@ def _split_help(text: str | None) -> tuple[str, str]:
 def _option_rows(params: Iterable[click.Parameter], ctx: click.Context) -> dict[str, list[_Row]]:
     """Return the names and the help of visible options, by group in the order of GROUPS."""
     rows: dict[str, list[_Row]] = {group: [] for group in GROUPS}
-    for it in params:
-        record = it.get_help_record(ctx) if isinstance(it, click.Option) else None
+    for param in params:
+        record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
         if record:
             # Only click's own --help has no group.
-            rows[it.group if isinstance(it, Option) else HELP].append(record)
+            rows[param.group if isinstance(param, Option) else HELP].append(record)
     return {group: found for group, found in rows.items() if found}
 
 

@@ -6,9 +6,10 @@ import time
 import click
 from urllib3.exceptions import HTTPError
 
+from pykubeproxy.cli.emit import echo_json
 from pykubeproxy.cli.flags import backend_option, output_option
 from pykubeproxy.cli.help import ACTION, DIFFERENT, Group, option
-from pykubeproxy.cli.terminal import echo_json, echo_styled
+from pykubeproxy.cli.terminal import echo_styled
 from pykubeproxy.lab import daemon, report
 from pykubeproxy.lab.api import SERVICES, Api
 from pykubeproxy.lab.cluster import API_PORT, Lab
@@ -66,7 +67,7 @@ def demo(names: tuple[str, ...], list_only: bool, backend: str, keep: bool, name
     selected = [scenario for scenario in SCENARIOS if not names or scenario.name in names]
     check_signals = daemon.exit_on_signals()
     started = time.monotonic()
-    results: list[report.Result] = []
+    results: list[report.ScenarioResult] = []
     write: report.Write = (lambda _: None) if json else _write
     with Lab(name, backend=backend) as running:
         write(report.introduction(running))

@@ -72,7 +72,10 @@ class LazyGroup(Group):
         width = max(map(len, present))
         for heading, names in self.headings.items():
             found = {name: command for name in names if (command := present.get(name))}
-            rows = [(name.ljust(width), it.get_short_help_str(formatter.width)) for name, it in found.items()]
+            rows = [
+                (name.ljust(width), command.get_short_help_str(formatter.width))
+                for name, command in found.items()
+            ]
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)

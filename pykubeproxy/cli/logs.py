@@ -1,18 +1,22 @@
-"""Write log lines to standard error, as text or as one JSON object a line; limit those about the same objects."""
+"""Write log lines to standard error, as text or as one JSON object a line.
+
+Lines about the same objects are limited. A bounded queue keeps a stalled reader of the log from blocking a thread.
+"""
 
 import atexit
 import logging
+import os
+import queue
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import structlog
 
-from pykubeproxy.cli.log_queue import LogQueue
 from pykubeproxy.cli.terminal import guarded, unguarded
 from pykubeproxy.config import LogFormat
 from pykubeproxy.objects import Key
@@ -25,6 +29,10 @@ _EXIT_SECONDS = 1.0
 _PERIOD, _PER_OBJECT, _PER_NAMESPACE, _IN_ALL = 60.0, 3, 20, 100
 # How many namespaces a summary names.
 _MOST_NAMESPACES = 5
+# While the reader stalls, keep this many texts; a text is a log line or a part of a traceback.
+_MOST_TEXTS = 10_000
+# Write up to this many texts at once: after each write, the thread may wait for the interpreter lock.
+_BATCH = 500
 
 log = structlog.get_logger()
 
@@ -61,20 +69,6 @@ def set_up(format_: LogFormat) -> None:
     )
     atexit.register(_flush_stderr)
     atexit.register(limited.summarize)
-
-
-def queue_stderr() -> LogQueue | None:
-    """Put a queue before standard error, for log lines, errors and tracebacks; call before `set_up`.
-
-    Returns None if standard error is no file, and so cannot block.
-    """
-    try:
-        queue = LogQueue(sys.stderr)
-    except (OSError, ValueError, AttributeError):
-        return None
-    sys.stderr = guarded(cast("TextIO", queue))
-    atexit.register(queue.drain, _EXIT_SECONDS)
-    return queue
 
 
 def _flush_stderr() -> None:
@@ -152,3 +146,88 @@ class _LossyFile:
     def flush(self) -> None:
         with suppress(OSError):
             self._file.flush()
+
+
+class LogQueue:
+    """A file that writes to another one in a thread.
+
+    It drops and counts lines that do not fit into the queue or cannot be written. When the queue is empty again, a log
+    line says how many were dropped. Any thread may call it.
+    """
+
+    def __init__(self, file: TextIO, most_texts: int = _MOST_TEXTS) -> None:
+        self._file = file
+        # Write to the descriptor: a thread that blocks in `file.write` holds a lock, which aborts Python at exit.
+        self._descriptor = file.fileno()
+        self._queue: queue.Queue[str | threading.Event] = queue.Queue(most_texts)
+        self._lock = threading.Lock()
+        self._dropped = self._reported = 0
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+
+    def write(self, text: str) -> int:
+        """Queue a text, or drop it."""
+        try:
+            self._queue.put_nowait(text)
+        except queue.Full:
+            self._drop(text.count("\n"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: callers must not wait for the reader."""
+
+    def drain(self, seconds: float) -> None:
+        """Wait up to this time until everything queued so far is written."""
+        deadline, drained = time.monotonic() + seconds, threading.Event()
+        with suppress(queue.Full):
+            self._queue.put(drained, timeout=seconds)
+            drained.wait(max(0.0, deadline - time.monotonic()))
+
+    def dropped_lines(self) -> int:
+        """Return how many lines were dropped."""
+        return self._dropped
+
+    def _run(self) -> None:
+        while True:
+            batch = [self._queue.get()]
+            with suppress(queue.Empty):
+                while len(batch) < _BATCH:
+                    batch.append(self._queue.get_nowait())
+            written = self._write("".join(text for text in batch if isinstance(text, str)))
+            for drained in batch:
+                if isinstance(drained, threading.Event):
+                    drained.set()
+            if written and self._dropped > self._reported and self._queue.empty():
+                lines, self._reported = self._dropped - self._reported, self._dropped
+                log.warning("log lines dropped", lines=lines)
+
+    def _write(self, text: str) -> bool:
+        """Write a text; drop what cannot be written, because the disk is full or the pipe closed."""
+        data = text.encode(self._file.encoding or "utf-8", "backslashreplace")
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except OSError:
+                self._drop(data.count(b"\n"))
+                return False
+        return True
+
+    def _drop(self, lines: int) -> None:
+        with self._lock:
+            self._dropped += lines
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def queue_stderr() -> LogQueue | None:
+    """Put a queue before standard error, for log lines, errors and tracebacks; call before `set_up`.
+
+    Returns None if standard error is no file, and so cannot block.
+    """
+    try:
+        queue = LogQueue(sys.stderr)
+    except (OSError, ValueError, AttributeError):
+        return None
+    sys.stderr = guarded(cast("TextIO", queue))
+    atexit.register(queue.drain, _EXIT_SECONDS)
+    return queue

@@ -1,7 +1,6 @@
 """`pykubeproxy render`: print the rules for objects in files."""
 
-import click
-
+from pykubeproxy.cli.emit import DOCUMENTS, emit, emit_rules
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
     choice_option,
@@ -11,9 +10,10 @@ from pykubeproxy.cli.flags import (
     read_config,
 )
 from pykubeproxy.cli.help import OUTPUT, SOURCE, command, option
-from pykubeproxy.cli.inputs import context_of, read_objects
-from pykubeproxy.cli.terminal import echo_json
-from pykubeproxy.inspect.render_json import document
+from pykubeproxy.cli.sources import objects_in_files, read_errors
+from pykubeproxy.cli.terminal import echo_notes
+from pykubeproxy.inspect.dump.render_rules import RenderReport
+from pykubeproxy.nodes.objects import context_of
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.render import full_input
 from pykubeproxy.rules.render import render as render_rules
@@ -33,11 +33,12 @@ from pykubeproxy.rules.render import render as render_rules
 @choice_option(
     "-o",
     "--output",
-    choices=("iptables", "json"),
-    help="Output format; iptables is input for iptables-restore.",
+    choices=("rules", *DOCUMENTS),
+    help="Output format; rules is input for iptables-restore.",
     group=OUTPUT,
 )
 @config_options
+@read_errors()
 def render(
     filename: str,
     families: tuple[Family, ...],
@@ -55,13 +56,18 @@ def render(
     kubectl get services,endpointslices -A -o yaml | pykubeproxy render -f -
     """
     config = read_config(flags)
-    cluster, node = read_objects(filename, config)
-    contexts = [context_of(config, node, family, addresses) for family in families]
-    rulesets = [render_rules(cluster, context) for context in contexts]
-    if output == "json":
-        echo_json(document(rulesets, node.name))
+    known = objects_in_files(filename, config)
+    echo_notes({"": known.remarks})
+    contexts = [context_of(config, known.node, family, addresses) for family in families]
+    rulesets = [render_rules(known.cluster, context) for context in contexts]
+    if output in DOCUMENTS:
+        emit(RenderReport.of(rulesets, known.node.name), output)
         return
-    for ruleset, context in zip(rulesets, contexts, strict=True):
-        command = "iptables-restore" if ruleset.family is Family.IPV4 else "ip6tables-restore"
-        click.echo(f"# {ruleset.family.value}, for {command} --noflush")
-        click.echo(full_input(ruleset, context.options), nl=False)
+    programs = {Family.IPV4: "iptables-restore", Family.IPV6: "ip6tables-restore"}
+    emit_rules(
+        (
+            f"{ruleset.family.value}, for {programs[ruleset.family]} --noflush",
+            full_input(ruleset, context.options),
+        )
+        for ruleset, context in zip(rulesets, contexts, strict=True)
+    )

@@ -16,7 +16,7 @@ from pykubeproxy.cli.terminal import click_errors
 from pykubeproxy.config import Config, Loaded, dump
 
 if TYPE_CHECKING:
-    from pykubeproxy.cli.log_queue import LogQueue
+    from pykubeproxy.cli.logs import LogQueue
 
 
 @command(

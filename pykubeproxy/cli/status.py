@@ -1,33 +1,29 @@
-"""`pykubeproxy status`: check agent health."""
+"""`status`: check the health of proxies."""
 
-from collections.abc import Iterator
+import time
 
 import click
-import msgspec
 
-from pykubeproxy.agent.observe.status import Status, decode
-from pykubeproxy.agent.observe.status_text import (
-    QUARANTINED,
-    all_well,
-    duration,
-    family_state,
-    health,
-    kind_of,
-    pending,
-    quarantine_reason,
-    rejected_trees,
-    typical,
-    unwatched,
-    waiting,
+from pykubeproxy.cli.cluster import (
+    NodeSelection,
+    PodOptions,
+    ServerOptions,
+    cluster_errors,
+    list_nodes,
+    node_access,
+    node_options,
+    open_client,
+    pod_options,
+    server_options,
 )
-from pykubeproxy.cli.bundle_files import bundle_option, opened
-from pykubeproxy.cli.client import DEFAULT_URL, NoAgent, fetch
-from pykubeproxy.cli.flags import output_option
+from pykubeproxy.cli.emit import emit, report_option
 from pykubeproxy.cli.help import DIFFERENT, SOURCE, command, option
-from pykubeproxy.cli.terminal import echo_json, echo_styled
-from pykubeproxy.wording import styled, text_of, wrapped
-
-_SYNCS, _QUARANTINED, _REPAIRS = 5, 10, 3
+from pykubeproxy.cli.sources import bundle_option
+from pykubeproxy.cli.terminal import click_errors, progress
+from pykubeproxy.inspect.node import ReadError
+from pykubeproxy.inspect.status import StatusReport, agent_status, status_report
+from pykubeproxy.nodes.agent import DEFAULT_URL, NoAgent, fetch
+from pykubeproxy.pages.statusz import decode
 
 
 @command(
@@ -41,7 +37,8 @@ _SYNCS, _QUARANTINED, _REPAIRS = 5, 10, 3
     group=SOURCE,
 )
 @bundle_option
-@output_option
+@report_option()
+@click_errors(ReadError)
 def status(url: str | None, bundle_file: str | None, output: str) -> None:
     """Show the health of the agent on this node, its rules, recent syncs and pending changes.
 
@@ -54,105 +51,74 @@ def status(url: str | None, bundle_file: str | None, output: str) -> None:
     """
     if url is not None and bundle_file:
         raise click.UsageError("--bundle cannot be combined with --url; remove one of them")
-    bundle = opened(bundle_file)
-    if bundle:
-        from pykubeproxy.cli.bundle_agent import bundled_status
-
-        body = bundled_status(bundle)
+    if bundle_file:
+        found = _of_bundle(bundle_file)
     else:
         body = _fetched(url or DEFAULT_URL, output)
-    try:
-        agent = decode(body)
-    except ValueError as error:
-        place = f"the status in {bundle_file}" if bundle else url or DEFAULT_URL
-        advice = "use the pykubeproxy that made it" if bundle else "set --url to its metrics address"
-        raise click.ClickException(
-            f"{place} is not an agent of this pykubeproxy version: {error}; {advice}"
-        ) from None
-    if output == "json":
-        echo_json(msgspec.Raw(body.decode(errors="replace").encode()))
-    else:
-        echo_styled(text_of(_lines(agent)))
-    raise SystemExit(0 if agent.healthy else DIFFERENT)
+        found = _decoded(body, url or DEFAULT_URL, "set --url to its metrics address")
+    _show(found, output)
+
+
+@command(
+    "status",
+    short_help="Show which proxy runs on each node, and its health.",
+    exit_codes={0: "Nothing is wrong.", 1: "Something is wrong on a node.", 2: "Wrong usage or a failure."},
+)
+@report_option()
+@node_options
+@server_options
+@pod_options
+@cluster_errors()
+def status_of_nodes(output: str, server: ServerOptions, nodes: NodeSelection, pods: PodOptions) -> None:
+    """Show the proxy of each node: its version, mode and backend, restarts, and what is wrong with it.
+
+    For pykubeproxy, this shows the health that its agent reports. For kube-proxy, it shows the state of its pod, and
+    whether it has written rules; use diff to see whether they are up to date.
+
+    \b
+    kubectl pykubeproxy status --all-nodes
+    kubectl pykubeproxy status --node node1 -o json
+    """
+    from pykubeproxy.nodes.proxy_states import cluster_status
+
+    client = open_client(server)
+    wanted = list_nodes(client, nodes)
+    with node_access(client, pods) as access, progress(len(wanted), "Reading nodes") as advance:
+        found = cluster_status(access, wanted, advance)
+    _show(found, output)
+
+
+def _show(found: StatusReport, output: str) -> None:
+    emit(found, output)
+    if not found.healthy:
+        raise SystemExit(DIFFERENT)
 
 
 def _fetched(url: str, output: str) -> bytes:
-    """Return the status of the agent at a URL. Raises ClickException."""
+    """Return the status of the agent at a URL, with Services only for documents. Raises ReadError."""
     try:
-        return fetch(url, "/statusz") if output == "json" else fetch(url, "/statusz", limit="0")
+        return fetch(url, "/statusz", **({} if output in ("json", "yaml") else {"limit": "0"}))
     except NoAgent as error:
-        raise click.ClickException(f"{error}; start the agent or set --url to its metrics address") from None
+        raise ReadError(f"{error}; start the agent or set --url to its metrics address") from None
 
 
-def _lines(agent: Status) -> Iterator[str]:
-    up = duration(max(0.0, agent.now - agent.started))
-    yield f"{styled(agent.node, bold=True)}  {agent.version}, backend {agent.backend}, up {up}"
-    yield from _wrapped(health(agent), "green" if all_well(agent) else "red")
-    if away := unwatched(agent):
-        yield from _wrapped(away, "red")
-    if others := waiting(agent):
-        yield from _wrapped(others)
-    yield ""
-    yield f"{'FAMILY':<8}{'STATE':<18}{'SERVICES':>9}{'ENDPOINTS':>11}{'RULES':>9}  LAST UPDATED"
-    for family in agent.families:
-        updated = f"{duration(agent.now - family.last_updated)} ago" if family.last_updated else "never"
-        state = family_state(agent, family)
-        shade = "green" if state == "up to date" else "red"
-        yield (
-            f"{family.family:<8}{styled(f'{state:<18}', shade)}{family.services:>9}"
-            f"{family.endpoints:>11}{sum(family.rules.values()):>9}  {updated}"
+def _of_bundle(path: str) -> StatusReport:
+    """Return the status in a bundle. Raises ReadError if it has none."""
+    from pykubeproxy.bundle.layout import STATUS
+    from pykubeproxy.nodes.saved import open_bundle
+
+    bundle = open_bundle(path)
+    if STATUS not in bundle.files:
+        raise ReadError(
+            f"{bundle.name} has no status of an agent ({bundle.why_missing(STATUS)}); use `pykubeproxy dump-rules` or"
+            " `pykubeproxy diff` with this bundle"
         )
-    for text in rejected_trees(agent):
-        yield from _wrapped(text, "red")
-    yield from _quarantined(agent)
-    yield from _repairs(agent)
-    for name, reason in agent.unavailable_families.items():
-        yield from _wrapped(f"{name} is unavailable: {reason}")
-    yield ""
-    yield from _syncs(agent)
-    yield from _wrapped(pending(agent) or "No changes are pending.")
+    return _decoded(bundle.files[STATUS], f"the status in {path}", "use the pykubeproxy that made it")
 
 
-def _quarantined(agent: Status) -> Iterator[str]:
-    quarantined = [it for family in agent.families for it in family.quarantined]
-    if not quarantined:
-        return
-    yield ""
-    yield from _wrapped(f"Quarantined: {len(quarantined)}. {QUARANTINED}", "red")
-    for it in quarantined[:_QUARANTINED]:
-        since = f"{duration(max(0.0, agent.now - it.since))} ago"
-        yield f"  {styled(str(it.port_name), bold=True)}  {it.protocol} {it.family}, {since}"
-        yield from _wrapped(quarantine_reason(it), indent=" " * 4)
-    if len(quarantined) > _QUARANTINED:
-        yield f"  and {len(quarantined) - _QUARANTINED} more (-o json has them all)"
-
-
-def _repairs(agent: Status) -> Iterator[str]:
-    if not agent.repairs:
-        return
-    yield ""
-    yield from _wrapped("Drift repaired:")
-    for repair in reversed(agent.repairs[-_REPAIRS:]):
-        ago = f"{duration(max(0.0, agent.now - repair.time))} ago"
-        yield f"  {ago:<16}{repair.family:<6}in {duration(repair.seconds)}"
-        by = f" (by {', '.join(repair.writers)})" if repair.writers else ""
-        yield from _wrapped(f"{repair.what}{by}", indent=" " * 4)
-
-
-def _syncs(agent: Status) -> Iterator[str]:
-    if not agent.syncs:
-        yield "No sync yet."
-        return
-    middle, worst = typical(agent.syncs)
-    yield f"Last {len(agent.syncs)} syncs: median {duration(middle)}, longest {duration(worst)}"
-    for sync in reversed(agent.syncs[-_SYNCS:]):
-        ago = f"{duration(max(0.0, agent.now - sync.time))} ago"
-        yield (
-            f"  {ago:<16}{sync.family:<6}{kind_of(sync):<17}{duration(sync.seconds):>9}  {sync.rules} rules"
-        )
-        if sync.failure:
-            yield from _wrapped(sync.failure, "red", " " * 4)
-
-
-def _wrapped(text: str, color: str = "", indent: str = "") -> Iterator[str]:
-    return (styled(line, color) for line in wrapped(text, indent))
+def _decoded(body: bytes, place: str, advice: str) -> StatusReport:
+    try:
+        agent = decode(body)
+    except ValueError as error:
+        raise ReadError(f"{place} is not an agent of this pykubeproxy version: {error}; {advice}") from None
+    return status_report([agent_status(agent)], time.time())

@@ -1,22 +1,22 @@
-"""Print documents, text and notes. What others wrote is escaped, so that it cannot control a terminal or forge a line.
+"""Print text and notes. What others wrote is escaped, so that it cannot control a terminal or forge a line.
 
-`wording.text_of` makes the text of reports, `echo_line` a line, `echo_json` a document; the guard escapes what is printed
-in any other way, which includes errors of click and tracebacks.
+`wording.text_of` makes the text of reports, `emit` documents, `echo_line` a line; the guard escapes what is printed in any
+other way, which includes errors of click and tracebacks.
 """
 
-import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, TextIO, cast
 
 import click
-import msgspec
 
-from pykubeproxy.wording import SafeText, printable
+from pykubeproxy.wording import SafeText, listed, printable
 
 _CLEAR = "\x1b[2J\x1b[1;1H"
+# How many nodes a note names.
+_MOST_NODES = 8
 
 
 @contextmanager
@@ -28,18 +28,6 @@ def click_errors(*errors: type[Exception]) -> Iterator[None]:
         raise click.ClickException(str(error)) from None
 
 
-def echo_json(document: object) -> None:
-    """Print a document as indented JSON, with the escapes of JSON for anything that could control a terminal."""
-    try:
-        text = msgspec.json.format(msgspec.json.encode(document)).decode()
-    except UnicodeEncodeError:  # a byte that is not UTF-8
-        text = json.dumps(msgspec.to_builtins(document), indent=2, ensure_ascii=False)
-    lines = (
-        "".join(it if it.isprintable() else json.dumps(it)[1:-1] for it in line) for line in text.split("\n")
-    )
-    click.echo("\n".join(lines))
-
-
 def echo_styled(text: SafeText) -> None:
     """Print styled text; without styles if NO_COLOR is set (https://no-color.org) or output is no terminal."""
     click.echo(text, unguarded(sys.stdout), nl=False, color=False if os.environ.get("NO_COLOR") else None)
@@ -48,6 +36,16 @@ def echo_styled(text: SafeText) -> None:
 def echo_line(text: str, err: bool = False) -> None:
     """Print one line to standard output or error."""
     click.echo(printable(text), err=err)
+
+
+def echo_notes(notes: Mapping[str, Sequence[str]]) -> None:
+    """Print notes about nodes, by name, to standard error; one that many nodes have, only once."""
+    nodes: dict[str, list[str]] = {}
+    for name in sorted(notes):
+        for note in notes[name]:
+            nodes.setdefault(note, []).append(name)
+    for note, names in nodes.items():
+        echo_line(f"{listed(filter(None, names), _MOST_NODES) or 'Note'}: {note}", err=True)
 
 
 def guard() -> None:

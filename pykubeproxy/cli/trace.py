@@ -1,16 +1,27 @@
-"""`pykubeproxy trace`: show where a packet goes, and why."""
+"""`trace`: show where a connection goes, and why, through the rules of one or several nodes."""
 
-import functools
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
+import msgspec
 
-from pykubeproxy.cli.bundle_files import bundle_option, opened
-from pykubeproxy.cli.completion import destinations, namespaces, sources
+from pykubeproxy.cli.cluster import (
+    PodOptions,
+    ServerOptions,
+    cluster_errors,
+    cluster_source,
+    namespace_of,
+    namespace_option,
+    node_access,
+    open_client,
+    pod_options,
+    server_options,
+)
+from pykubeproxy.cli.completion import destinations, namespaces, nodes, services, sources
+from pykubeproxy.cli.emit import emit, report_option
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
-    choice_option,
     config_options,
     connection_family_option,
     node_address_option,
@@ -18,41 +29,43 @@ from pykubeproxy.cli.flags import (
     read_config,
     rules_option,
 )
-from pykubeproxy.cli.help import OUTPUT, QUESTION, SOURCE, command, option
-from pykubeproxy.cli.inputs import context_of, objects_in, read_manifests
-from pykubeproxy.cli.lookup import ManifestObjects, ObjectSource, bundle_source, object_source
-from pykubeproxy.cli.node_rules import node_rules, rules_errors
-from pykubeproxy.cli.terminal import click_errors, echo_json, echo_line, echo_styled
-from pykubeproxy.config import Config, DetectLocalMode
+from pykubeproxy.cli.help import NOT_ANSWERED, OUTPUT, QUESTION, SOURCE, command, option
+from pykubeproxy.cli.sources import bundle_option, node_source, opened, read_errors
+from pykubeproxy.cli.terminal import click_errors, echo_notes
+from pykubeproxy.config import Config, load
+from pykubeproxy.inspect.connection import Directory, LocationKind, ResolvedConnection, Unresolved, resolve
+from pykubeproxy.inspect.limit import TooManyRules
+from pykubeproxy.inspect.node import NodeSource, NodeState, Question, UnknownNode
+from pykubeproxy.inspect.packets.walk import Step
 from pykubeproxy.inspect.targets import (
-    Directory,
     InvalidTarget,
-    LocationKind,
-    ResolvedConnection,
+    ServiceFilter,
     Target,
     TargetKind,
-    Unresolved,
-    names_of,
     parse_destination,
     parse_source,
-    resolve,
 )
-from pykubeproxy.inspect.trace import render as views
-from pykubeproxy.inspect.trace.model import trace_packet
-from pykubeproxy.inspect.trace.packet import Host, Packet
-from pykubeproxy.objects import Family, Node, Protocol
-from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.inspect.trace.conclusion import TraceVerdict, verdict
+from pykubeproxy.inspect.trace.journey import (
+    Locations,
+    NowhereToStart,
+    ReadNodes,
+    Receivers,
+    TraceAnswer,
+    receivers,
+)
+from pykubeproxy.inspect.trace.question import locations_of, misplaced, trace_in_cluster, trace_on_node
+from pykubeproxy.inspect.trace.report import report
+from pykubeproxy.objects import Family, Node, Protocol, family_of
 
 # Most traces read live rules, so only the functions that need others import the modules for them.
 if TYPE_CHECKING:
-    from pykubeproxy.bundle.read import Bundle
+    from pykubeproxy.nodes.cluster import NodeAccess
 
 _NO_ADDRESSES = (
-    "Note: rules match addresses of the node, which a file does not contain. Give each with --node-address."
+    "rules match addresses of the node, which a file does not contain. Give each with --node-address."
 )
 _Origin = Literal["pod", "node", "outside"]
-_ForPackets = Callable[[Family], tuple[Ruleset, Host]]
 
 
 @command(context_settings=CONTEXT_SETTINGS, short_help="Trace a packet through the rules.")
@@ -95,15 +108,10 @@ _ForPackets = Callable[[Family], tuple[Ruleset, Host]]
 @rules_option
 @bundle_option
 @node_address_option
-@choice_option(
-    "-o",
-    "--output",
-    choices=("text", "json", "svg"),
-    help="Output format; svg is a picture for a browser.",
-    group=OUTPUT,
-)
+@option("--steps", "with_steps", is_flag=True, help="Show each rule that the packet meets.", group=OUTPUT)
+@report_option("svg", about="svg is a picture for a browser")
 @config_options
-@rules_errors()
+@read_errors()
 @click_errors(Unresolved)
 def trace(
     source: str,
@@ -117,6 +125,7 @@ def trace(
     files: tuple[str, ...],
     bundle_file: str | None,
     addresses: tuple[str, ...],
+    with_steps: bool,
     output: str,
     flags: dict[str, object],
 ) -> None:
@@ -148,70 +157,66 @@ def trace(
         start, end = parse_source(source, namespace), parse_destination(destination, namespace)
     except InvalidTarget as error:
         raise click.UsageError(str(error)) from None
-    for_packets, objects = _rules_and_objects(config, filename, files, opened(bundle_file), addresses)
-    is_named = {start.kind, end.kind} != {TargetKind.ADDRESS}
-    directory = objects.directory((start, end)) if is_named or filename is not None else Directory("")
+    origin_kind = _client_kind(start, origin)
+    rules, directory = _rules_and_names(config, filename, files, bundle_file, addresses, (start, end))
     connection = resolve(
         start,
         end,
         directory,
         family=family,
         protocol=protocol,
-        client=_client_kind(start, origin),
+        client=origin_kind,
         entry=directory.here,
     )
-    ruleset, host = for_packets(connection.family)
-    packet = _packet(connection, host, config, in_interface, origin)
     # Live chains are read when the packet reaches them.
-    walked = trace_packet(ruleset, packet, host)
-    names = names_of(connection, directory, (it.address for it in walked.endpoints))
-    for note in (*connection.notes, *_notes(connection, directory)):
-        echo_line(f"Note: {note}", err=True)
-    if files and not addresses and any("-type LOCAL" in it.rule for it in walked.steps):
-        echo_line(_NO_ADDRESSES, err=True)
-    if output == "json":
-        echo_json(views.document(walked, names))
-    elif output == "svg":
-        from pykubeproxy.inspect.trace.render_svg import svg
-
-        click.echo(svg(walked), nl=False)
-    else:
-        echo_styled(views.text(walked, names))
+    (state,) = rules.nodes(Question((connection.family,), lazily=True))
+    assert isinstance(state, NodeState), "these sources yield a node or raise"
+    state = msgspec.structs.replace(state, node=Node(directory.here), config=config)
+    found = trace_on_node(state, connection, directory, origin=origin_kind, interface=in_interface)
+    echo_notes({"": (*state.remarks, *connection.notes, *misplaced(connection, directory))})
+    if files and not addresses and any("-type LOCAL" in step.rule for step in _steps(found)):
+        echo_notes({"": [_NO_ADDRESSES]})
+    _emit(found, output, with_steps)
 
 
-def _rules_and_objects(
+class _RulesAndNames(NamedTuple):
+    """The rules of the node, and where names are looked up."""
+
+    rules: NodeSource
+    directory: Directory
+
+
+def _rules_and_names(
     config: Config,
     filename: str | None,
     files: tuple[str, ...],
-    bundle: "Bundle | None",
+    bundle_file: str | None,
     addresses: tuple[str, ...],
-) -> tuple[_ForPackets, ObjectSource]:
-    """Return what reads the rules of a family, and where names are looked up."""
-    if filename is None:
-        rules = node_rules(files, bundle, config.iptables_backend.value, addresses)
-        if bundle:
-            return rules.for_packets, bundle_source(config, rules, bundle)
-        return rules.for_packets, object_source(config, rules, is_live=not files)
+    targets: Sequence[Target],
+) -> _RulesAndNames:
+    """Return the rules of the node, and the objects that the targets name. Raises ReadError, UsageError."""
+    from pykubeproxy.cli import logs
+    from pykubeproxy.nodes import directory as names
+    from pykubeproxy.nodes.objects import RenderedNode, manifest_objects, read_manifests
+
     if filename == "-" and "-" in files:
         raise click.UsageError('only one of -f and --rules can be "-"')
-    manifests = read_manifests(filename)
-    if files or bundle:
-        rules = node_rules(files, bundle, config.iptables_backend.value, addresses)
-        return rules.for_packets, ManifestObjects(filename, manifests, config)
-    cluster, node = objects_in(manifests, config)
-    objects = ManifestObjects(filename, manifests, config, node.name)
-    return functools.partial(_rendered, config, cluster, node, addresses), objects
-
-
-def _rendered(
-    config: Config, cluster: Cluster, node: Node, addresses: tuple[str, ...], family: Family
-) -> tuple[Ruleset, Host]:
-    from pykubeproxy.rules.difference import installed
-    from pykubeproxy.rules.render import render
-
-    context = context_of(config, node, family, addresses)
-    host = Host(frozenset((*(addresses or node.addresses), context.options.node_ip)))
-    return installed(render(cluster, context), context.options), host
+    bundle = opened(bundle_file)
+    manifests = read_manifests(filename) if filename is not None else None
+    if filename is not None and manifests and not (files or bundle):
+        known = manifest_objects(filename, manifests, config)
+        found = names.manifest_directory(filename, manifests, config, known.node.name)
+        return _RulesAndNames(RenderedNode(known, config, addresses), found)
+    rules = node_source(files, bundle, config.iptables_backend.value, addresses)
+    if filename is not None and manifests:
+        return _RulesAndNames(rules, names.manifest_directory(filename, manifests, config))
+    if all(target.kind is TargetKind.ADDRESS for target in targets):
+        return _RulesAndNames(rules, Directory(""))
+    logs.set_up(config.logging.format)
+    if bundle:
+        return _RulesAndNames(rules, names.bundle_directory(config, bundle, rules, targets))
+    looked_up = (names.saved_directory if files else names.live_directory)(config, rules, targets)
+    return _RulesAndNames(rules, looked_up)
 
 
 def _client_kind(source: Target, origin: _Origin | None) -> LocationKind | None:
@@ -221,53 +226,148 @@ def _client_kind(source: Target, origin: _Origin | None) -> LocationKind | None:
     return LocationKind(origin) if origin else None
 
 
-def _packet(
-    connection: ResolvedConnection, host: Host, config: Config, interface: str, origin: _Origin | None
-) -> Packet:
-    """Return the packet with the interface by which it comes in, if it does not start on the node."""
-    is_named = connection.client.target.kind is not TargetKind.ADDRESS
-    kind = LocationKind(origin) if origin else connection.client.kind if is_named else None
-    if kind is LocationKind.POD and not host.routes:
-        interface = interface or _pod_interface(config)
-    if kind in (LocationKind.POD, LocationKind.OUTSIDE):
-        starts_here = False
+def _emit(answer: TraceAnswer, output: str, with_steps: bool) -> None:
+    """Print where a connection goes; a picture shows the first node whose rules are known."""
+    if output == "svg":
+        from pykubeproxy.inspect.trace.svg import svg
+
+        traces = [visit.trace for journey in answer.journeys for visit in journey.visits if visit.trace]
+        if not traces:
+            raise click.UsageError("-o svg needs a node whose rules are known; use -o text")
+        click.echo(svg(traces[0]), nl=False)
     else:
-        # A node's name may be that of another node; without addresses, take it for this one.
-        is_here = (is_named and not host.addresses) or host.is_local(connection.source)
-        starts_here = bool(origin) or (is_here and not interface)
-    return Packet(
-        connection.protocol.value.lower(),
-        connection.source,
-        connection.destination,
-        connection.port,
-        starts_here=starts_here,
-        received_by=interface,
+        emit(report(answer), "wide" if with_steps and output == "text" else output)
+
+
+def _steps(answer: TraceAnswer) -> Iterator[Step]:
+    """Yield the rules that the packet meets."""
+    for journey in answer.journeys:
+        for visit in journey.visits:
+            yield from visit.trace.steps if visit.trace else ()
+
+
+@command(
+    "trace",
+    short_help="Show where a connection goes, over all nodes on its way.",
+    exit_codes={
+        0: "The answer, also that a rule drops the connection.",
+        2: "Wrong usage or a failure; or the first node cannot be read.",
+    },
+)
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DST", shell_complete=services)
+@protocol_option(help="Protocol.  [default: that of the Service's port, else tcp]")
+@connection_family_option(help="Address family.  [default: one that both ends have]")
+@option(
+    "--via-node",
+    "via",
+    default="",
+    metavar="NAME",
+    shell_complete=nodes,
+    help="Node that receives a connection from outside.  [default: each that answers otherwise]",
+    group=QUESTION,
+)
+@option("--steps", "with_steps", is_flag=True, help="Show each rule that the packet meets.", group=OUTPUT)
+@report_option("svg", about="svg is a picture of the first node")
+@namespace_option
+@server_options
+@pod_options
+@cluster_errors()
+@click_errors(InvalidTarget, Unresolved, NowhereToStart, TooManyRules)
+def trace_over_nodes(
+    source: str,
+    destination: str,
+    protocol: Protocol | None,
+    family: Family | None,
+    via: str,
+    with_steps: bool,
+    output: str,
+    server: ServerOptions,
+    namespace: str,
+    pods: PodOptions,
+) -> None:
+    """Follow the first packet of a connection from SRC to DST: to an endpoint, or to the rule that stops it.
+
+    SRC is pod/NAME, node/NAME or an address. DST is svc/NAME[:PORT], NAME.NAMESPACE[:PORT], pod/NAME:PORT,
+    node/NAME:PORT or ADDRESS:PORT. A name may include its namespace, as in svc/NAMESPACE/NAME.
+
+    This reads the rules of the nodes on the way only. For a connection from outside, it shows which nodes answer and
+    which drop it. It sends no packet and changes nothing.
+
+    \b
+    kubectl pykubeproxy trace pod/default/client svc/default/web:http
+    kubectl pykubeproxy trace 203.0.113.7 svc/default/web --via-node node1
+    kubectl pykubeproxy trace node/node1 10.96.0.10:53 --proto udp
+    """
+    from pykubeproxy.nodes.directory import cluster_directory
+
+    namespace = namespace_of(server, namespace)
+    start = parse_source(source, namespace)
+    end = parse_destination(destination, namespace)
+    client = open_client(server)
+    directory, remarks = cluster_directory(client, (start, end))
+    if via and directory.node(via) is None:
+        raise click.UsageError(f"--via-node: there is no node {via}; run `kubectl get nodes`")
+    ends = resolve(
+        start,
+        end,
+        directory,
+        family=family,
+        protocol=protocol,
+        client=_kind_in_cluster(start, locations_of(directory)),
+        entry=via or _any_node(directory, start, family),
     )
+    echo_notes({"": (*remarks, *ends.notes)})
+    with node_access(client, pods) as access:
+        read = _reader(access, directory)
+        found = trace_in_cluster(ends, directory, _entrances(ends, directory), read, via=via)
+    _emit(found, output, with_steps)
+    if verdict(found) is TraceVerdict.UNKNOWN:
+        raise SystemExit(NOT_ANSWERED)
 
 
-def _notes(connection: ResolvedConnection, directory: Directory) -> Iterator[str]:
-    client = connection.client
-    if not client.node or client.node == directory.here or not directory.here:
-        return
-    if directory.nodes and not directory.node(directory.here):
-        yield (
-            f"packets of {client.target} start on node {client.node}, and there is no Node {directory.here}. If these"
-            f" are the rules of {client.node}, add --hostname-override {client.node}."
-        )
-    else:
-        yield (
-            f"packets of {client.target} start on node {client.node}, and these are the rules of {directory.here}. Run"
-            f" this on {client.node}, or use `kubectl pykubeproxy trace`."
-        )
+def _reader(access: "NodeAccess", directory: Directory) -> ReadNodes:
+    """Return a function that reads nodes, each of them once. It raises ReadError."""
+    source = cluster_source(access, directory.nodes)
+    known: dict[str, NodeState | UnknownNode] = {}
+
+    def read(names: Collection[str]) -> Mapping[str, NodeState | UnknownNode]:
+        if wanted := [name for name in names if name not in known]:
+            for found in source.nodes(Question(nodes=wanted)):
+                known[found.name] = found
+                echo_notes({found.name: found.remarks} if isinstance(found, NodeState) else {})
+        absent = {name: UnknownNode(Node(name), "there is no Node of this name") for name in names}
+        return {name: known.get(name, absent[name]) for name in names}
+
+    return read
 
 
-def _pod_interface(config: Config) -> str:
-    """Return the incoming interface of pod traffic, if the configuration detects pods by interface."""
-    detect = config.detect_local
-    match detect.mode:
-        case DetectLocalMode.BRIDGE_INTERFACE:
-            return detect.bridge_interface
-        case DetectLocalMode.INTERFACE_NAME_PREFIX:
-            return detect.interface_name_prefix
-        case _:
-            return ""
+def _kind_in_cluster(start: Target, locations: Locations) -> LocationKind | None:
+    """Return where an address is; an unknown one is outside. Names tell by themselves."""
+    return locations.find(start.name).kind if start.kind is TargetKind.ADDRESS else None
+
+
+def _any_node(directory: Directory, start: Target, family: Family | None) -> str:
+    """Return a node that stands for all that receive connections to a node port; "" if there is none."""
+    wanted = family_of(start.name) if start.kind is TargetKind.ADDRESS else family
+    for node in directory.nodes:
+        if any(wanted in (None, family_of(address)) for address in node.addresses):
+            return node.name
+    return ""
+
+
+def _entrances(ends: ResolvedConnection, directory: Directory) -> Sequence[Receivers]:
+    """Return the nodes that may receive a connection from outside to a Service."""
+    if not (ends.service and ends.frontend and directory.nodes):
+        return ()
+    from pykubeproxy.inspect.explain.model import explain_nodes
+    from pykubeproxy.nodes.objects import cluster_with, context_of
+
+    config = load(None, {}).config
+    explained = explain_nodes(
+        cluster_with(directory.services, directory.slices, directory.nodes),
+        ServiceFilter(ends.service.namespace, ends.service.service),
+        directory.nodes,
+        lambda node: {family: context_of(config, node, family) for family in Family},
+    )
+    return receivers(explained, ends.service, ends.family, ends.frontend.kind)

@@ -4,16 +4,16 @@ Pure: callers read the file. One table, `SETTINGS`, defines each setting's flag,
 """
 
 from pykubeproxy.config.document import configz, dump, flag_values, flagz
+from pykubeproxy.config.kinds import PRIMARY
 from pykubeproxy.config.loading import Loaded, load
 from pykubeproxy.config.model import (
     EMULATED,
-    Address,
     Config,
     ConfigError,
     Conntrack,
     DetectLocalMode,
     Dispatch,
+    ListenAddress,
     LogFormat,
 )
-from pykubeproxy.config.network import PRIMARY
 from pykubeproxy.config.table import ACTIONS, SETTINGS, Setting

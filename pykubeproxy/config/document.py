@@ -3,11 +3,12 @@
 import codecs
 import difflib
 import functools
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import cast
+from typing import NoReturn, cast
 
-from pykubeproxy.config import json_text, yaml
+from pykubeproxy.config import yaml
 from pykubeproxy.config.kinds import flag_text
 from pykubeproxy.config.model import Config, ConfigError
 from pykubeproxy.config.table import ACTIONS, SETTINGS, Setting
@@ -77,7 +78,7 @@ def _decode(text: bytes) -> str:
 
 def _json(text: str) -> tuple[object, list[str]]:
     try:
-        content, duplicates = json_text.document(text)
+        content, duplicates = _json_document(text)
     except ValueError as error:
         problem = f'the configuration file starts with "{{" but is not valid JSON: {_one_line(str(error))}'
         raise ConfigError("", problem) from None
@@ -245,3 +246,38 @@ def _flag_value(setting: Setting, flags: Mapping[str, object]) -> str:
     except ValueError:
         # `load` does not check flags that a configuration file overrides.
         return given
+
+
+class _JsonObject(dict[str, object]):
+    """A JSON object. `repeated` are its duplicate keys, of which the last counts."""
+
+    repeated: tuple[str, ...]
+
+
+def _json_document(text: str) -> tuple[object, tuple[tuple[str, ...], ...]]:
+    """Return the value in a text, and the path of each duplicate key. Raises ValueError for text that is not JSON."""
+    try:
+        content = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
+        return content, tuple(_repeated(content, ()))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg}, line {error.lineno}") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _object(pairs: list[tuple[str, object]]) -> _JsonObject:
+    content = _JsonObject(pairs)
+    keys = [key for key, _ in pairs]
+    content.repeated = tuple(key for at, key in enumerate(keys) if key in keys[:at])
+    return content
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number")
+
+
+def _repeated(content: object, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if isinstance(content, _JsonObject):
+        yield from ((*path, key) for key in content.repeated)
+        for key, value in content.items():
+            yield from _repeated(value, (*path, key))

@@ -5,10 +5,16 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from pykubeproxy.config import document, durations
-from pykubeproxy.config.kinds import flag_text, plain_text
-from pykubeproxy.config.model import Address, Config, ConfigError, DetectLocalMode
-from pykubeproxy.config.network import cluster_cidrs, interface, split_address
+from pykubeproxy.config import document
+from pykubeproxy.config.kinds import (
+    cluster_cidrs,
+    duration_text,
+    flag_text,
+    interface,
+    plain_text,
+    split_address,
+)
+from pykubeproxy.config.model import Config, ConfigError, DetectLocalMode, ListenAddress
 from pykubeproxy.config.table import ACTIONS, BURST, HEALTH_PORT, METRICS_PORT, QPS, SETTINGS, Setting, Zero
 
 _BIND_ADDRESS, _HEALTH, _METRICS = (
@@ -150,9 +156,15 @@ def _listen_addresses(given: _Givens, writes: bool) -> _Values:
     addresses: _Values = {}
     for setting, host, port in ((_HEALTH, "::", HEALTH_PORT), (_METRICS, "::1", METRICS_PORT)):
         address = str(
-            given[setting].value if setting in given else Address(host, port) if is_ipv6 else setting.default
+            given[setting].value
+            if setting in given
+            else ListenAddress(host, port)
+            if is_ipv6
+            else setting.default
         )
-        deprecated = next((entry for it, entry in given.items() if it.instead == setting.flag), None)
+        deprecated = next(
+            (entry for given_setting, entry in given.items() if given_setting.instead == setting.flag), None
+        )
         if deprecated and deprecated.value == 0 and not writes:
             address = ""
         elif not split_address(address)[1]:
@@ -160,7 +172,7 @@ def _listen_addresses(given: _Givens, writes: bool) -> _Values:
                 raise ConfigError(
                     deprecated.name, f"{port} is not valid: must be a port from 1 to 65535, or 0"
                 )
-            address = str(Address(address, port))
+            address = str(ListenAddress(address, port))
         addresses[setting] = address
     return addresses
 
@@ -193,10 +205,10 @@ def _check_periods(config: Config, names: _Names) -> None:
         ("config_sync_period", config.config_sync_period),
     ):
         if period <= 0:
-            raise _invalid(attribute, durations.render(period), "must be greater than 0", names)
+            raise _invalid(attribute, duration_text(period), "must be greater than 0", names)
     if least > most:
-        limit = f"must be at most the sync period, {durations.render(most)}"
-        raise _invalid("iptables.min_sync_period", durations.render(least), limit, names)
+        limit = f"must be at most the sync period, {duration_text(most)}"
+        raise _invalid("iptables.min_sync_period", duration_text(least), limit, names)
 
 
 def _invalid(attribute: str, shown: str, allowed: str, names: _Names) -> ConfigError:

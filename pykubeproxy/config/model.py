@@ -55,7 +55,7 @@ class LogFormat(enum.StrEnum):
     JSON = "json"
 
 
-class Address(NamedTuple):
+class ListenAddress(NamedTuple):
     """An IP address and port to listen on. `str()` is "10.0.0.1:80" or "[::1]:80"."""
 
     host: str
@@ -161,8 +161,8 @@ class Config(msgspec.Struct, frozen=True):
     logging: Logging
     hostname_override: str
     bind_address: str
-    health_address: Address | None
-    metrics_address: Address | None
+    health_address: ListenAddress | None
+    metrics_address: ListenAddress | None
     bind_address_hard_fail: bool
     mode: str
     iptables: IptablesSettings

@@ -6,8 +6,31 @@ To add a setting, add an entry to OURS and an attribute to Config. /configz has 
 import enum
 from dataclasses import dataclass
 
-from pykubeproxy.config.kinds import BOOL, GATES, HOSTNAME, NAME, STRING, ValueKind, choice, of_text
-from pykubeproxy.config.klog import FLUSH_FREQUENCY, QUANTITY, VERBOSITY, VMODULE
+from pykubeproxy.config.kinds import (
+    ADDRESS,
+    ANY_DURATION,
+    BOOL,
+    CLUSTER_CIDRS,
+    COUNT,
+    DURATION,
+    FLUSH_FREQUENCY,
+    GATES,
+    HOSTNAME,
+    IP,
+    NAME,
+    NODE_PORT_ADDRESSES,
+    NUMBER,
+    OPTIONAL_DURATION,
+    QUANTITY,
+    STRING,
+    TEXTS,
+    VERBOSITY,
+    VMODULE,
+    ValueKind,
+    choice,
+    integer,
+    of_text,
+)
 from pykubeproxy.config.model import (
     EMULATED,
     DetectLocalMode,
@@ -16,8 +39,6 @@ from pykubeproxy.config.model import (
     IptablesBackend,
     LogFormat,
 )
-from pykubeproxy.config.network import ADDRESS, CLUSTER_CIDRS, IP, NODE_PORT_ADDRESSES, TEXTS
-from pykubeproxy.config.numbers import ANY_DURATION, COUNT, DURATION, NUMBER, OPTIONAL_DURATION, integer
 
 
 class Zero(enum.Enum):
@@ -38,7 +59,7 @@ class Setting:
     attribute: the path in Config; empty if the setting has no effect.
     beside_config: whether the flag overrides the configuration file.
     omitted: whether /configz omits the default (Go's omitempty).
-    dropped: whether /configz has the default whatever is given, because kube-proxy drops the values of other modes.
+    dropped: whether /configz always has the default, because kube-proxy drops the values of other modes.
     instead: the replacement of a deprecated setting.
     optional: whether an unknown value in the file is ignored with a warning.
     strict: whether an invalid value is an error although the setting has no effect.

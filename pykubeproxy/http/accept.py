@@ -9,7 +9,7 @@ _WEIGHT = re.compile(r"[01](\.\d{0,3})?")
 _CHARSET = "charset"
 
 
-class Range(NamedTuple):
+class AcceptEntry(NamedTuple):
     """An entry of Accept or Accept-Encoding: a media range or a coding in lower case, its parameters, its weight."""
 
     value: str
@@ -21,7 +21,7 @@ class Range(NamedTuple):
         return self.value in (media_type, f"{media_type.partition('/')[0]}/*", "*/*")
 
 
-def ranges(header: str) -> list[Range]:
+def ranges(header: str) -> list[AcceptEntry]:
     """Return the entries of a header. An invalid weight is 0."""
     return [_range(entry) for entry in header.split(",") if entry.strip()]
 
@@ -31,7 +31,7 @@ def preferred(accept: str, offered: Sequence[str]) -> str:
 
     A range with further parameters, such as "as=Table", asks for another content and does not count.
     """
-    weights = {it.value: it.weight for it in ranges(accept) if it.parameters.keys() <= {_CHARSET}}
+    weights = {entry.value: entry.weight for entry in ranges(accept) if entry.parameters.keys() <= {_CHARSET}}
 
     def rank(content_type: str) -> float:
         media_type = content_type.partition(";")[0]
@@ -43,13 +43,15 @@ def preferred(accept: str, offered: Sequence[str]) -> str:
 
 def accepts_gzip(accept_encoding: str) -> bool:
     """Return whether the header Accept-Encoding prefers gzip to no compression."""
-    weights = {it.value: it.weight for it in ranges(accept_encoding)}
+    weights = {entry.value: entry.weight for entry in ranges(accept_encoding)}
     plain = weights.get("identity", weights.get("*", 0.0))
     return weights.get("gzip", weights.get("*", 0.0)) > plain
 
 
-def _range(entry: str) -> Range:
+def _range(entry: str) -> AcceptEntry:
     value, *pairs = (part.strip() for part in entry.split(";"))
-    parameters = {name.strip().lower(): text.strip() for name, _, text in (it.partition("=") for it in pairs)}
+    parameters = {
+        name.strip().lower(): text.strip() for name, _, text in (pair.partition("=") for pair in pairs)
+    }
     weight = parameters.pop("q", "1")
-    return Range(value.lower(), parameters, float(weight) if _WEIGHT.fullmatch(weight) else 0.0)
+    return AcceptEntry(value.lower(), parameters, float(weight) if _WEIGHT.fullmatch(weight) else 0.0)

@@ -27,7 +27,7 @@ log = structlog.get_logger()
 _Client = IPv4Address | IPv6Address | IPv6Network
 
 
-class _Listener(NamedTuple):
+class _ListeningSocket(NamedTuple):
     socket: socket.socket
     handler: Handler
     tls: ssl.SSLContext | None
@@ -49,7 +49,7 @@ class Server:
         self._wake = os.eventfd(0)
         self._poll.register(self._wake, select.EPOLLIN)
         self._lock = threading.Lock()
-        self._listening: dict[int, _Listener] = {}
+        self._listening: dict[int, _ListeningSocket] = {}
         # With their clients, by the start of their latest request.
         self._open: OrderedDict[socket.socket, _Client] = OrderedDict()
         self._closing = False
@@ -70,7 +70,7 @@ class Server:
             if self._closing:
                 listening.close()
                 raise OSError(errno.ESHUTDOWN, "the server is closed")
-            listener = self._listening[number] = _Listener(listening, handler, tls)
+            listener = self._listening[number] = _ListeningSocket(listening, handler, tls)
             self._poll.register(number, select.EPOLLIN)
 
         def close() -> None:
@@ -150,7 +150,7 @@ class Server:
         """Return the oldest connection of the client with most, where `newcomer` has one more; call with the lock."""
         counts = Counter((newcomer, *self._open.values()))
         most = max(counts[client] for client in self._open.values()) if self._open else 0
-        return next((it for it, client in self._open.items() if counts[client] == most), None)
+        return next((connection for connection, client in self._open.items() if counts[client] == most), None)
 
     def _serve(self, connection: socket.socket, handler: Handler) -> None:
         def on_request() -> None:

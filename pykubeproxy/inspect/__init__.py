@@ -1,4 +1,4 @@
-"""The views behind dump-rules, explain, trace, diff and check: values in, text or a JSON document out.
+"""Answer questions about 1 to n nodes: `NodeState` values in (`node.py`), a report out (`report/document.py`).
 
-Each command has a package that makes values and renders them; the modules beside them read services from rules.
+Each command has a package or a module. `packets/` walks packets through rules, for `trace` and `diff`.
 """

@@ -1,151 +1,168 @@
-"""The report of cleanup: what was removed from the tables, and what else kube-proxy's other modes left."""
+"""The report of `cleanup`: what it removed from the tables, and what other modes left."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
-from pykubeproxy import API_VERSION
-from pykubeproxy.kernel import Iptables
-from pykubeproxy.kernel.leftovers import Leftovers
-from pykubeproxy.rules import ipvs_mode
-from pykubeproxy.rules.removal import Removal, is_of_ipvs_mode
+from pykubeproxy.objects import Family
+from pykubeproxy.report.document import Report
+from pykubeproxy.report.text import Block, Heading, Section, Verbatim
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.removal import is_of_ipvs_mode
+from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.wording import counted, listed
 
-# Names of objects that a line shows, unless the report is verbose.
+# Names of objects that a line shows, unless the text is wide.
 _NAMES = 4
 
 
-class Cleaned(msgspec.Struct, frozen=True):
-    """The removal from the tables of one backend and family; `failure` is "" or why it failed."""
+class CleanedChain(msgspec.Struct, frozen=True, rename="camel"):
+    """A chain of the proxy."""
 
-    iptables: Iptables
-    removed: Removal = Removal()
-    text: str = ""
-    failure: str = ""
+    table: str
+    chain: str
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What was removed, or would be in a dry run; `others` is empty if other modes were not to be cleaned up."""
+class RemovedJump(msgspec.Struct, frozen=True, rename="camel"):
+    """A jump from a built-in chain to a chain of the proxy.
 
-    tables: tuple[Cleaned, ...]
-    others: tuple[Leftovers, ...]
+    - `rule`: as iptables-save prints it after "-A CHAIN "
+    """
+
+    table: str
+    chain: str
+    rule: str
+
+
+class CleanedTables(msgspec.Struct, frozen=True, rename="camel"):
+    """The removal from the tables of one backend and family.
+
+    - `backend`: "nft" or "legacy"
+    - `jumps`: removed from built-in chains
+    - `chains`: removed
+    - `kept`: chains that are only emptied, because foreign rules jump to them
+    - `guard_stays`: KUBE-FIREWALL stays, because nothing else protects loopback addresses
+    - `input`: for iptables-restore, "" if there is nothing to remove
+    - `error`: why the removal failed; null if it succeeded
+    """
+
+    backend: str
+    family: Family
+    jumps: Sequence[RemovedJump] = ()
+    chains: Sequence[CleanedChain] = ()
+    kept: Sequence[CleanedChain] = ()
+    guard_stays: bool = False
+    input: str = ""
+    error: str | None = None
+
+    @property
+    def title(self) -> str:
+        """Such as "nft, IPv4"."""
+        return f"{self.backend}, {self.family.value}"
+
+
+class CleanedObjects(msgspec.Struct, frozen=True, rename="camel"):
+    """The removal of what another mode of kube-proxy left, of one kind.
+
+    - `names`: those removed
+    - `addresses`: removed with the interface
+    - `kept`: those that other programs created
+    - `error`: why the removal failed; null if it succeeded
+    """
+
+    mode: Literal["ipvs", "nftables"]
+    kind: Literal["virtual server", "interface", "ipset", "table"]
+    names: Sequence[str] = ()
+    addresses: Sequence[str] = ()
+    kept: Sequence[str] = ()
+    error: str | None = None
+
+
+class CleanupReport(Report, frozen=True, kw_only=True):
+    """What `cleanup` removed.
+
+    - `dry_run`: nothing is removed; the report says what would be
+    - `tables`: an entry for each backend and family whose commands are installed
+    - `other_modes`: an entry for each kind of object with --all-modes, else none
+    """
+
     dry_run: bool
+    tables: Sequence[CleanedTables]
+    other_modes: Sequence[CleanedObjects]
 
     @property
     def succeeded(self) -> bool:
         """Whether everything could be removed."""
-        return not any(it.failure for it in self.tables) and not any(it.failure for it in self.others)
+        return not any(part.error for parts in (self.tables, self.other_modes) for part in parts)
+
+    def blocks(self, *, wide: bool) -> Iterator[Block]:
+        """Return lines by mode; `wide` adds the input for iptables-restore, and all names."""
+        if wide:
+            yield from (Verbatim(line) for tables in self.tables for line in tables.input.splitlines())
+        done = "would be removed" if self.dry_run else "removed"
+        modes: dict[str, list[Verbatim]] = {"iptables": [], "ipvs": [], "nftables": []}
+        for tables in self.tables:
+            modes["iptables"] += map(Verbatim, _rules(tables, done, of_ipvs_mode=False))
+            modes["ipvs"] += map(Verbatim, _rules(tables, done, of_ipvs_mode=True))
+        for objects in self.other_modes:
+            modes[objects.mode] += map(Verbatim, _objects(objects, done, None if wide else _NAMES))
+        for mode, lines in modes.items():
+            if lines and self.other_modes:
+                yield Section(Heading(f"{mode} mode:", ""), lines)
+            else:
+                yield from lines
+        nothing = not any(tables.input for tables in self.tables) and not any(
+            objects.names for objects in self.other_modes
+        )
+        if nothing and self.succeeded:
+            yield Verbatim("Nothing to remove.")
+
+    def names(self) -> Iterator[str]:
+        """Return the chains and the objects of other modes, each once."""
+        chains = (f"chain/{key.table}/{key.chain}" for tables in self.tables for key in tables.chains)
+        objects = (
+            f"{found.kind.replace(' ', '-')}/{name}" for found in self.other_modes for name in found.names
+        )
+        return iter(dict.fromkeys((*chains, *objects)))
+
+    def problems(self) -> Iterator[str]:
+        """Return lines on what failed, and on chains that could only be emptied."""
+        for objects in self.other_modes:
+            if objects.error:
+                yield f"Error: {objects.mode} mode: {objects.error}"
+        emptied = "would only be" if self.dry_run else "was only"
+        for tables in self.tables:
+            if tables.error:
+                yield f"Error: {tables.title}: {tables.error}"
+            for key in tables.kept:
+                yield (
+                    f"Warning: {tables.title}: foreign rules jump to chain {key.chain} of table {key.table},"
+                    f" so it {emptied} emptied; remove those rules first"
+                )
 
 
-def document(report: Report) -> dict[str, object]:
-    """The report as a JSON document of version pykubeproxy/v1.
-
-    {"apiVersion", "dryRun": bool,
-     "tables": [{"backend": "nft" or "legacy", "family",
-       "jumps": [{"table", "chain", "rule"}], removed from built-in chains,
-       "chains": [{"table", "chain"}], removed,
-       "kept": [{"table", "chain"}], only emptied because foreign rules jump to them,
-       "guardStays": bool, KUBE-FIREWALL stays because nothing else protects loopback addresses,
-       "input": for iptables-restore, "error": why the removal failed, or null}],
-     "otherModes": [{"mode": "ipvs" or "nftables", "kind": "virtual server", "interface", "ipset" or "table",
-       "names": [str], removed,
-       "addresses": [str], removed with the interface,
-       "kept": [str], created by other programs,
-       "error": why the removal failed, or null}]}
-
-    "tables" has an entry for each backend and family whose commands are installed. "otherModes" has an entry for each
-    kind with --all-modes, else none. Keys may be added.
-    """
-    return {
-        "apiVersion": API_VERSION,
-        "dryRun": report.dry_run,
-        "tables": [
-            {
-                "backend": it.iptables.backend.value,
-                "family": it.iptables.family.value,
-                "jumps": [{**key._asdict(), "rule": rule} for key, rule in it.removed.jumps],
-                "chains": [key._asdict() for key in it.removed.deleted],
-                "kept": [key._asdict() for key in it.removed.kept],
-                "guardStays": it.removed.guard_stays,
-                "input": it.text,
-                "error": it.failure or None,
-            }
-            for it in report.tables
-        ],
-        "otherModes": [
-            {
-                "mode": it.mode,
-                "kind": it.kind,
-                "names": it.names,
-                "addresses": it.addresses,
-                "kept": it.kept,
-                "error": it.failure or None,
-            }
-            for it in report.others
-        ],
-    }
-
-
-def text(report: Report, verbose: bool = False) -> Iterator[str]:
-    """Yield lines on what was removed, by mode if other modes were cleaned up too."""
-    if verbose:
-        yield from (line for it in report.tables for line in it.text.splitlines())
-    done = "would be removed" if report.dry_run else "removed"
-    modes: dict[str, list[str]] = {"iptables": [], "ipvs": [], "nftables": []}
-    for cleaned in report.tables:
-        modes["iptables"] += _rules(cleaned, done, of_ipvs_mode=False)
-        modes["ipvs"] += _rules(cleaned, done, of_ipvs_mode=True)
-    for left in report.others:
-        modes[left.mode] += _objects(left, done, verbose)
-    for mode, lines in modes.items():
-        if lines and report.others:
-            yield f"{mode} mode:"
-        yield from (f"  {line}" if report.others else line for line in lines)
-    empty = all(it.removed.is_empty() for it in report.tables) and not any(it.names for it in report.others)
-    if empty and report.succeeded:
-        yield "Nothing to remove."
-
-
-def problems(report: Report) -> Iterator[str]:
-    """Yield lines on what failed, and on chains that could only be emptied."""
-    for left in report.others:
-        if left.failure:
-            yield f"Error: {left.mode} mode: {left.failure}"
-    for cleaned in report.tables:
-        if cleaned.failure:
-            yield f"Error: {_name(cleaned)}: {cleaned.failure}"
-        for key in cleaned.removed.kept:
-            yield (
-                f"Warning: {_name(cleaned)}: foreign rules jump to chain {key.chain} of table {key.table},"
-                f" so it {'would only be' if report.dry_run else 'was only'} emptied; remove those rules first"
-            )
-
-
-def _rules(cleaned: Cleaned, done: str, of_ipvs_mode: bool) -> Iterator[str]:
+def _rules(cleaned: CleanedTables, done: str, of_ipvs_mode: bool) -> Iterator[str]:
     """Yield what happened to the rules that only ipvs mode writes, or to all others."""
-    removed = cleaned.removed
-    jumps = sum(is_of_ipvs_mode(rule) is of_ipvs_mode for _, rule in removed.jumps)
-    chains = sum((key in ipvs_mode.CHAINS) is of_ipvs_mode for key in removed.deleted)
+    jumps = sum(is_of_ipvs_mode(jump.rule) is of_ipvs_mode for jump in cleaned.jumps)
+    chains = sum(
+        (ChainKey(key.table, key.chain) in skeleton.IPVS_CHAINS) is of_ipvs_mode for key in cleaned.chains
+    )
     counts = [counted(number, noun) for number, noun in ((jumps, "jump"), (chains, "chain")) if number]
     if counts:
-        yield f"{_name(cleaned)}: {listed(counts)} {done}"
-    if removed.guard_stays and not of_ipvs_mode:
+        yield f"{cleaned.title}: {listed(counts)} {done}"
+    if cleaned.guard_stays and not of_ipvs_mode:
         yield (
-            f"{_name(cleaned)}: chain KUBE-FIREWALL stays: nothing else protects 127.0.0.0/8 from other hosts."
+            f"{cleaned.title}: chain KUBE-FIREWALL stays: nothing else protects 127.0.0.0/8 from other hosts."
             " To remove the chain too, first set route_localnet to 0 in net.ipv4.conf."
         )
 
 
-def _objects(left: Leftovers, done: str, verbose: bool) -> Iterator[str]:
-    """Yield what happened to objects of one kind."""
-    limit = None if verbose else _NAMES
-    if left.names:
-        addresses = f" with {counted(len(left.addresses), 'address')}" if left.addresses else ""
-        yield f"{counted(len(left.names), left.kind)}{addresses} {done}: {listed(left.names, limit)}"
-    if left.kept:
-        verb = "stays" if len(left.kept) == 1 else "stay"
-        yield f"{counted(len(left.kept), left.kind)} of other programs {verb}: {listed(left.kept, limit)}"
-
-
-def _name(cleaned: Cleaned) -> str:
-    return f"{cleaned.iptables.backend.value}, {cleaned.iptables.family.value}"
+def _objects(cleaned: CleanedObjects, done: str, most: int | None) -> Iterator[str]:
+    """Yield what happened to objects of one kind; name at most so many."""
+    if cleaned.names:
+        addresses = f" with {counted(len(cleaned.addresses), 'address')}" if cleaned.addresses else ""
+        yield f"{counted(len(cleaned.names), cleaned.kind)}{addresses} {done}: {listed(cleaned.names, most)}"
+    if cleaned.kept:
+        verb = "stays" if len(cleaned.kept) == 1 else "stay"
+        yield f"{counted(len(cleaned.kept), cleaned.kind)} of other programs {verb}: {listed(cleaned.kept, most)}"

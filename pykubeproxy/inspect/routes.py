@@ -8,10 +8,10 @@ import msgspec
 
 from pykubeproxy.inspect.limit import RuleLimit
 from pykubeproxy.rules import names, skeleton
-from pykubeproxy.rules.parse import ParsedRule, parse_number, parse_rule
+from pykubeproxy.rules.iptables_save import ParsedRule, parse_number, parse_rule
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import QUARANTINED_COMMENT
-from pykubeproxy.services.frontend import ANY_LOCAL, Frontend, FrontendKind
+from pykubeproxy.services.ports import ANY_LOCAL, Frontend, FrontendKind
 
 # Several times the rules of table nat in a cluster with 300,000 endpoints.
 _MOST_RULES = 5_000_000

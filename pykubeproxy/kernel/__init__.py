@@ -1,4 +1,4 @@
-"""The interface of the agent to Linux: iptables, conntrack, nfacct, nf_tables, addresses, processes, kernel settings.
+"""The interface to Linux: iptables, conntrack, nfacct, nf_tables, addresses, processes, kernel settings.
 
 It calls command-line tools and netlink, and makes no decision about rules. Each name is imported at its first use, so
 that the agent asks for the lists before it imports most of the package.
@@ -8,18 +8,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pykubeproxy.kernel.addresses import local_addresses, watch_addresses
-    from pykubeproxy.kernel.backend import choose_backend, other_backend_with_chain
     from pykubeproxy.kernel.errors import (
         Failed,
         KernelError,
         Missing,
+        NotANode,
         NotPermitted,
         Rejected,
         TimedOut,
         Unreadable,
+        require_linux,
+        require_node,
     )
-    from pykubeproxy.kernel.external_write import TABLES, ExternalWrite, TableCounts
     from pykubeproxy.kernel.features import (
         Features,
         has_nat,
@@ -29,26 +29,40 @@ if TYPE_CHECKING:
         unsupported_reason,
     )
     from pykubeproxy.kernel.instance_lock import AlreadyRunning, InstanceLock, NoLock, lock_holder
-    from pykubeproxy.kernel.iptables import Iptables, Tables, open_iptables
+    from pykubeproxy.kernel.iptables import (
+        Backend,
+        Iptables,
+        Tables,
+        choose_backend,
+        open_iptables,
+        other_backend_with_chain,
+    )
     from pykubeproxy.kernel.live import live_ruleset, live_ruleset_about
-    from pykubeproxy.kernel.requirements import NotANode, require_linux, require_node
+    from pykubeproxy.kernel.network import local_addresses, watch_addresses
     from pykubeproxy.kernel.runner import Runner, kill_commands
-    from pykubeproxy.kernel.tools import Backend
-    from pykubeproxy.kernel.watch import TableWatch, WatchedTables, watch_tables
+    from pykubeproxy.kernel.watch import (
+        TABLES,
+        ExternalWrite,
+        TableCounts,
+        TableWatch,
+        WatchedTables,
+        watch_tables,
+    )
 
 _NAMES = {
-    "addresses": ("local_addresses", "watch_addresses"),
-    "backend": ("choose_backend", "other_backend_with_chain"),
     "errors": (
-        "Failed",
-        "KernelError",
-        "Missing",
-        "NotPermitted",
-        "Rejected",
-        "TimedOut",
-        "Unreadable",
+        *(
+            "Failed",
+            "KernelError",
+            "Missing",
+            "NotANode",
+            "NotPermitted",
+            "Rejected",
+            "TimedOut",
+            "Unreadable",
+        ),
+        *("require_linux", "require_node"),
     ),
-    "external_write": ("TABLES", "ExternalWrite", "TableCounts"),
     "features": (
         "Features",
         "has_nat",
@@ -58,12 +72,14 @@ _NAMES = {
         "unsupported_reason",
     ),
     "instance_lock": ("AlreadyRunning", "InstanceLock", "NoLock", "lock_holder"),
-    "iptables": ("Iptables", "Tables", "open_iptables"),
+    "iptables": (
+        *("Backend", "Iptables", "Tables", "choose_backend", "open_iptables"),
+        "other_backend_with_chain",
+    ),
     "live": ("live_ruleset", "live_ruleset_about"),
-    "requirements": ("NotANode", "require_linux", "require_node"),
+    "network": ("local_addresses", "watch_addresses"),
     "runner": ("Runner", "kill_commands"),
-    "tools": ("Backend",),
-    "watch": ("TableWatch", "WatchedTables", "watch_tables"),
+    "watch": ("TABLES", "ExternalWrite", "TableCounts", "TableWatch", "WatchedTables", "watch_tables"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -1,17 +1,19 @@
-"""List the UDP flows of the kernel's connection tracking table, and delete single ones.
+"""List, delete and count the entries of the kernel's connection tracking table.
 
-A table may hold hundreds of thousands of entries. Each takes 4 microseconds here, 436 with pyroute2, and memory holds
-only one read. Works on the network namespace of the calling thread.
+A table may hold hundreds of thousands of entries. Listing takes 4 microseconds for each, 436 with pyroute2, counting 10,
+and memory holds only one read. Works on the network namespace of the calling thread.
 """
 
+import ipaddress
 import socket
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pykubeproxy.kernel import netfilter, netlink
-from pykubeproxy.kernel.netlink import ADDRESS_FAMILY
-from pykubeproxy.objects import Family
+from pykubeproxy.kernel import netlink
+from pykubeproxy.kernel.netlink import ADDRESS_FAMILY, attributes
+from pykubeproxy.objects import Family, address_and_port
 
 # An address in network order, of 4 or 16 bytes, and a port.
 AddressAndPort = tuple[bytes, int]
@@ -31,9 +33,28 @@ _TUPLE = {
     family: struct.Struct(f">4x4x4x{size}s4x{size}s4x4xB3x4xH2x4xH2x")
     for family, size in ((Family.IPV4, 4), (Family.IPV6, 16))
 }
+_STATUS, _PROTOCOL_INFO = 3, 4
+_ADDRESSES, _PORTS = 1, 2
+_TO_ADDRESS = {Family.IPV4: 2, Family.IPV6: 4}
+_NUMBER, _TO_PORT = 1, 3
+_TCP_INFO, _STATE = 1, 1
+# linux/netfilter/nf_conntrack_common.h
+_SEEN_REPLY, _DST_NAT = 1 << 1, 1 << 5
+# linux/netfilter/nf_conntrack_tcp.h
+_TCP_STATES = (
+    *("NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT"),
+    *("CLOSE", "SYN_SENT2"),
+)
+_PROTOCOLS = {
+    socket.IPPROTO_TCP: "tcp",
+    socket.IPPROTO_UDP: "udp",
+    132: "sctp",
+    socket.IPPROTO_ICMP: "icmp",
+    socket.IPPROTO_ICMPV6: "icmpv6",
+}
 
 
-class Flow(NamedTuple):
+class UdpFlow(NamedTuple):
     """A conntrack entry: source and destination of the first packet before NAT, and the source of the replies.
 
     Without DNAT, `reply_source` is `destination`. `raw` is for `delete`.
@@ -45,7 +66,7 @@ class Flow(NamedTuple):
     raw: bytes
 
 
-def udp_flows(family: Family) -> Iterator[Flow]:
+def udp_flows(family: Family) -> Iterator[UdpFlow]:
     """Yield the UDP flows of a family in the default conntrack zone.
 
     Flows that start or end meanwhile may come twice or not at all. Raises OSError without CAP_NET_ADMIN or without
@@ -56,7 +77,7 @@ def udp_flows(family: Family) -> Iterator[Flow]:
     # In another zone, CTA_TUPLE_ZONE makes the tuple longer, or CTA_ZONE follows both tuples.
     original = _HEADER.pack(size, _ORIGINAL | _NESTED)
     reply = _HEADER.pack(size, _REPLY | _NESTED)
-    for raw in netfilter.dump(_GET, ADDRESS_FAMILY[family], _protocol_filter(socket.IPPROTO_UDP)):
+    for raw in netlink.netfilter_dump(_GET, ADDRESS_FAMILY[family], _protocol_filter(socket.IPPROTO_UDP)):
         if len(raw) < 2 * size or raw[:4] != original or raw[size : size + 4] != reply:
             continue
         if raw[2 * size + 2 : 2 * size + 4] == _ZONE:
@@ -65,10 +86,10 @@ def udp_flows(family: Family) -> Iterator[Flow]:
         if protocol != socket.IPPROTO_UDP:  # Linux before 5.8 ignores the filter
             continue
         replier, _, _, reply_port, _ = layout.unpack_from(raw, size)
-        yield Flow((source, source_port), (destination, port), (replier, reply_port), raw)
+        yield UdpFlow((source, source_port), (destination, port), (replier, reply_port), raw)
 
 
-def delete(flow: Flow) -> bool:
+def delete(flow: UdpFlow) -> bool:
     """Delete a flow from `udp_flows`. Return whether it still existed. Raises OSError, ValueError for any other flow."""
     family = Family.IPV4 if len(flow.source[0]) == 4 else Family.IPV6
     # A request without a tuple would delete the whole table.
@@ -76,7 +97,7 @@ def delete(flow: Flow) -> bool:
     if original[:4] != _HEADER.pack(_TUPLE[family].size, _ORIGINAL | _NESTED):
         raise ValueError("this flow does not come from udp_flows")
     try:
-        netfilter.request(_DELETE, netlink.ACK, ADDRESS_FAMILY[family], original)
+        netlink.netfilter_request(_DELETE, netlink.ACK, ADDRESS_FAMILY[family], original)
     except FileNotFoundError:
         return False
     return True
@@ -84,7 +105,7 @@ def delete(flow: Flow) -> bool:
 
 def load() -> None:
     """Load connection tracking into the kernel, so that its settings exist. Raises OSError."""
-    netfilter.request(_GET_STATS, 0, socket.AF_UNSPEC, b"")
+    netlink.netfilter_request(_GET_STATS, 0, socket.AF_UNSPEC, b"")
 
 
 def _protocol_filter(protocol: int) -> bytes:
@@ -94,3 +115,51 @@ def _protocol_filter(protocol: int) -> bytes:
     flags = netlink.attribute(_FILTER_ORIGINAL_FLAGS, struct.pack("=I", _BY_PROTOCOL))
     flags += netlink.attribute(_FILTER_REPLY_FLAGS, struct.pack("=I", 0))
     return netlink.attribute(_ORIGINAL | _NESTED, original) + netlink.attribute(_FILTER | _NESTED, flags)
+
+
+class _CountedEntry(NamedTuple):
+    """What is counted of an entry; `destination` is "10.96.0.10:53" if that address was translated, else ""."""
+
+    protocol: str
+    state: str
+    replied: bool
+    destination: str
+
+
+class ConntrackCounts(NamedTuple):
+    """Entries by protocol and state, and those with a translated destination by protocol, destination and state."""
+
+    states: Counter[tuple[str, str]]
+    destinations: Counter[tuple[str, str, bool]]
+
+
+def count_entries(family: Family) -> ConntrackCounts:
+    """Count the entries of a family. Raises OSError without CAP_NET_ADMIN or without connection tracking."""
+    counts = ConntrackCounts(Counter(), Counter())
+    for raw in netlink.netfilter_dump(_GET, ADDRESS_FAMILY[family], b""):
+        entry = _entry(family, raw)
+        counts.states[entry.protocol, entry.state] += 1
+        if entry.destination:
+            counts.destinations[entry.protocol, entry.destination, entry.replied] += 1
+    return counts
+
+
+def _entry(family: Family, raw: bytes) -> _CountedEntry:
+    fields = attributes(raw)
+    original = attributes(fields.get(_ORIGINAL, b""))
+    ports = attributes(original.get(_PORTS, b""))
+    number = ports.get(_NUMBER, b"\0")[0]
+    protocol = _PROTOCOLS.get(number, str(number))
+    status = int.from_bytes(fields.get(_STATUS, b""), "big")
+    replied = bool(status & _SEEN_REPLY)
+    state = "replied" if replied else "unreplied"
+    if number == socket.IPPROTO_TCP:
+        info = attributes(attributes(fields.get(_PROTOCOL_INFO, b"")).get(_TCP_INFO, b""))
+        code = info.get(_STATE, b"\0")[0]
+        state = _TCP_STATES[code] if code < len(_TCP_STATES) else str(code)
+    destination = ""
+    if status & _DST_NAT:
+        address = attributes(original.get(_ADDRESSES, b"")).get(_TO_ADDRESS[family], b"")
+        (port,) = struct.unpack(">H", ports.get(_TO_PORT, b"\0\0")[:2])
+        destination = address_and_port(str(ipaddress.ip_address(address)), port)
+    return _CountedEntry(protocol, state, replied, destination)

@@ -1,4 +1,10 @@
-"""Errors of requests to the kernel, each with what the user can do about it."""
+"""Errors of requests to the kernel, each with what the user can do about it.
+
+`require_linux` and `require_node` check that this system and this installation can serve such requests at all.
+"""
+
+import sys
+from importlib.util import find_spec
 
 # From the messages of ENOMEM, ENOBUFS, ENOSPC, EMSGSIZE, EMFILE, ENFILE and EAGAIN, in lower case.
 _SHORTAGES = (
@@ -86,3 +92,34 @@ class LockHeld(KernelError):
         who = f"by process {holder}" if holder else "by a process that is not visible from here"
         who += f" ({command})" if command else ""
         super().__init__(f"the lock {lock_file} is held {who}; end that process or wait for it")
+
+
+_SYSTEMS = {"darwin": "macOS"}
+# The modules of the extras in pyproject.toml.
+_NODE = ("h11", "iptc", "prometheus_client", "pyroute2")
+_LAB = (*_NODE, "wsproto")
+
+
+class NotANode(KernelError):
+    """This system or installation cannot do what only a node can."""
+
+
+def require_linux(alternative: str = "") -> None:
+    """Raise NotANode on another system than Linux; `alternative` is what the user can do besides."""
+    if sys.platform != "linux":
+        system = _SYSTEMS.get(sys.platform, sys.platform)
+        raise NotANode(f"{system} has no iptables; run this command on a Linux node{alternative}")
+
+
+def require_node(modules: tuple[str, ...] = _NODE, extra: str = "node") -> None:
+    """Raise NotANode on another system than Linux, or without these modules of an extra."""
+    require_linux()
+    if missing := [module for module in modules if find_spec(module) is None]:
+        raise NotANode(
+            f"Python modules not installed: {', '.join(missing)}; run pip install 'pykubeproxy[{extra}]'"
+        )
+
+
+def require_lab() -> None:
+    """Raise NotANode on another system than Linux, or without the modules of the extra `lab`."""
+    require_node(_LAB, "lab")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from pykubeproxy.kernel.errors import KernelError
-from pykubeproxy.kernel.processes import lockers, process
+from pykubeproxy.kernel.system import lockers, process
 from pykubeproxy.wording import without_password
 
 # Agents in different containers share this folder of the node. A container without it, even of root, cannot take the lock.

@@ -1,28 +1,95 @@
-"""The tables of one family in one backend: read by iptables-save, written by iptables-restore only."""
+"""The commands of iptables: find them, choose their backend, read and write the tables of one family.
 
+iptables-save reads, and only iptables-restore writes.
+"""
+
+import enum
 import re
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
-from pykubeproxy.kernel.errors import Failed, NotPermitted, Unreadable
-from pykubeproxy.kernel.legacy import TABLES_FILE
-from pykubeproxy.kernel.rejection import explain
-from pykubeproxy.kernel.restore import IptablesSession, RestoreSession
-from pykubeproxy.kernel.runner import Outcome, Runner
-from pykubeproxy.kernel.tools import Backend, Tools, find_tools, lock_options
+from pykubeproxy.kernel import nftables
+from pykubeproxy.kernel.errors import Failed, KernelError, Missing, NotPermitted, Unreadable
+from pykubeproxy.kernel.legacy import TABLES_FILE, entries
+from pykubeproxy.kernel.restore import IptablesSession, RestoreSession, explain
+from pykubeproxy.kernel.runner import CommandResult, Runner
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey, Counters, Ruleset, parse
-from pykubeproxy.rules.saved import canonical, read_counted
+from pykubeproxy.rules.iptables_save import canonical, parse, read_counted
+from pykubeproxy.rules.ruleset import BUILT_IN, KUBELET_HINTS, ChainKey, Counters, Ruleset
 
+_VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)(?:\s+\((\w+)\))?")
+_PROGRAM = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
+PACKAGE = "iptables (on some distributions iptables-nft or iptables-legacy)"
+# How long legacy waits for its lock, and the interval of versions that poll for it.
+LOCK_SECONDS = 5
+_POLL_MICROSECONDS = 100_000
 # iptables-nft-save reports this in a comment, omits the table, and exits with 0.
 _UNREADABLE = re.compile(r"^# (Table `\w+' is incompatible.*)$", re.MULTILINE)
 _NO_CHAIN = "No chain/target/match by that name"
 # Above this many chains it is faster to read whole tables.
 _MOST_CHAINS = 20
+# With more entries, iptables-legacy takes 0.1 s or more to look up a chain.
+_LARGE = 5000
+_ALL_TABLES = ("raw", "mangle", "nat", "filter", "security")
+
+
+class Backend(enum.Enum):
+    """The kernel subsystem that holds the rules: nf_tables, or the older x_tables."""
+
+    NFT = "nft"
+    LEGACY = "legacy"
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """The commands for one backend and family, and their version such as (1, 8, 9)."""
+
+    backend: Backend
+    family: Family
+    main: str
+    save: str
+    restore: str
+    version: tuple[int, int, int]
+
+
+def find_tools(backend: Backend, family: Family, runner: Runner) -> Tools:
+    """Return the commands named for the backend (iptables-nft-save), else the plain ones if they use it. Raises Missing."""
+    program = _PROGRAM[family]
+    for stem in (f"{program}-{backend.value}", program):
+        main, save, restore = stem, f"{stem}-save", f"{stem}-restore"
+        if all(map(runner.has, (main, save, restore))):
+            kind, version = _identify(main, runner)
+            if kind is backend:
+                return Tools(backend, family, main, save, restore, version)
+    raise Missing(f"{program}-{backend.value}-restore", PACKAGE)
+
+
+def default_backend(runner: Runner) -> Backend | None:
+    """Return the backend of the plain `iptables` command, None if it is not installed."""
+    main = _PROGRAM[Family.IPV4]
+    return _identify(main, runner)[0] if runner.has(main) else None
+
+
+def _identify(command: str, runner: Runner) -> tuple[Backend, tuple[int, int, int]]:
+    outcome = runner.run((command, "--version"), seconds=10)
+    match = _VERSION.search(outcome.stdout)
+    if match is None:
+        raise Failed(f"{command} --version", outcome.exit_code, (outcome.stderr or outcome.stdout).strip())
+    # Versions before 1.8 know only legacy, and print no backend.
+    backend = Backend.NFT if match[4] == "nf_tables" else Backend.LEGACY
+    return backend, (int(match[1]), int(match[2]), int(match[3]))
+
+
+def lock_options(tools: Tools) -> tuple[str, ...]:
+    """Return the options to wait for the lock. Only legacy has one; it waits since 1.6.2, by polling until 1.8.7."""
+    if tools.backend is Backend.NFT or tools.version < (1, 6, 2):
+        return ()
+    if tools.version < (1, 8, 8):
+        return ("-w", str(LOCK_SECONDS), "-W", str(_POLL_MICROSECONDS))
+    return ("-w", str(LOCK_SECONDS))
 
 
 class Tables(Protocol):
@@ -158,7 +225,8 @@ class Iptables(msgspec.Struct, frozen=True):
 
         `seconds` limits the time without progress, if it is less than that of other commands.
         """
-        return IptablesSession(self.tools, self.runner, min(seconds or self.seconds, self.seconds))
+        longest = min(seconds or self.seconds, self.seconds)
+        return IptablesSession(self.tools.restore, lock_options(self.tools), self.runner, longest)
 
     def legacy_tables(self) -> frozenset[str]:
         """Return the tables that exist in the legacy backend of this family; creates none."""
@@ -193,7 +261,7 @@ class Iptables(msgspec.Struct, frozen=True):
             return None
         raise explain(self.tools.main, outcome.exit_code, outcome.stderr, self.runner.lock_file)
 
-    def _list(self, key: ChainKey, *options: str) -> Outcome:
+    def _list(self, key: ChainKey, *options: str) -> CommandResult:
         argv = (self.tools.main, *lock_options(self.tools), "-t", key.table, *options, "-S", key.chain)
         return self.runner.run(argv, seconds=self.seconds)
 
@@ -205,7 +273,7 @@ class Iptables(msgspec.Struct, frozen=True):
             raise Unreadable(self.tools.save, 0, f"{match[1]} It holds rules that iptables cannot show.")
         return outcome.stdout
 
-    def _check_saved(self, outcome: Outcome) -> None:
+    def _check_saved(self, outcome: CommandResult) -> None:
         if "Permission denied" in outcome.stderr:
             raise NotPermitted(self.tools.save, outcome.stderr.strip())
         if outcome.exit_code:
@@ -218,3 +286,95 @@ def open_iptables(
     """Return the tables of a family in a backend. Raises Missing if its commands are not installed."""
     runner = runner or Runner()
     return Iptables(find_tools(backend, family, runner), runner, seconds)
+
+
+def choose_backend(
+    setting: Literal["auto", "nft", "legacy"], runner: Runner | None = None, holding: ChainKey | None = None
+) -> Backend:
+    """Return the configured backend; for `auto`, the one this node uses. Changes no table. Raises Missing.
+
+    `auto` prefers the backend with the kubelet's hint chain, then the one with more rules, then that of the plain
+    iptables command. Read-only callers may pass `holding`: if only one backend has this chain, it comes first. A large
+    legacy table counts as having the chain.
+    """
+    runner = runner or Runner()
+    if setting != "auto":
+        if not _installed(Backend(setting), runner):
+            raise Missing(f"iptables-{setting}-restore", PACKAGE)
+        return Backend(setting)
+    installed = {backend: opened for backend in Backend if (opened := _installed(backend, runner))}
+    if not installed:
+        raise Missing("iptables-restore", PACKAGE)
+    if len(installed) == 1:
+        return next(iter(installed))
+    signs = [lambda iptables: _has_any((iptables,), KUBELET_HINTS), _may_have_rules]
+    if holding:
+        signs.insert(0, lambda iptables: _has_or_is_large(iptables, holding))
+    for has_sign in signs:
+        matching = [backend for backend, families in installed.items() if any(map(has_sign, families))]
+        if len(matching) == 1:
+            return matching[0]
+    rules = {backend: sum(map(_count_rules, families)) for backend, families in installed.items()}
+    if rules[Backend.NFT] != rules[Backend.LEGACY]:
+        return max(rules, key=lambda backend: rules[backend])
+    return default_backend(runner) or Backend.NFT
+
+
+def other_backend_with_chain(used: Backend, chain: ChainKey, runner: Runner | None = None) -> Backend | None:
+    """Return the other backend if either family has a chain in it too: packets then pass the rules of both.
+
+    None if the other backend cannot be read. Changes no table.
+    """
+    (other,) = (backend for backend in Backend if backend is not used)
+    return other if _has_any(_installed(other, runner or Runner()), (chain,)) else None
+
+
+def _installed(backend: Backend, runner: Runner) -> list[Iptables]:
+    """Return the families of a backend whose commands are installed."""
+    opened = []
+    for family in Family:
+        try:
+            opened.append(open_iptables(backend, family, runner))
+        except Missing:
+            continue
+    return opened
+
+
+def _has_or_is_large(iptables: Iptables, chain: ChainKey) -> bool:
+    # The kernel reports the size for this namespace only.
+    measurable = iptables.backend is Backend.LEGACY and not iptables.runner.prefix
+    return (measurable and entries(iptables.family, chain.table) >= _LARGE) or _has_any((iptables,), (chain,))
+
+
+def _may_have_rules(iptables: Iptables) -> bool:
+    """Return whether tables have rules, or may have them: unlike counting, this reads no large table."""
+    if iptables.runner.prefix:  # netlink and getsockopt see this namespace only
+        return True
+    family = iptables.family
+    if iptables.backend is Backend.LEGACY:
+        size = sum(entries(family, table) for table in _ALL_TABLES)
+        # An empty chain has entries too.
+        return size >= _LARGE or (size > 0 and _count_rules(iptables) > 0)
+    try:
+        return any(nftables.has_rules(family, table) for table in _ALL_TABLES)
+    except OSError:
+        return True
+
+
+def _has_any(families: Iterable[Iptables], chains: Iterable[ChainKey]) -> bool:
+    """Return whether a family has one of the chains; one that this kernel cannot read has none."""
+    for iptables in families:
+        for chain in chains:
+            try:
+                if iptables.has_chain(chain):
+                    return True
+            except KernelError:
+                continue
+    return False
+
+
+def _count_rules(iptables: Iptables) -> int:
+    try:
+        return len(iptables.save())
+    except KernelError:
+        return 0

@@ -1,23 +1,176 @@
 """Find and remove what kube-proxy leaves besides iptables rules: in ipvs mode, and in nftables mode.
 
-Everything works on the network namespace of the calling thread. If one object cannot be removed, the others still are.
+In ipvs mode, these are ipsets, virtual servers of IPVS, and an interface with their addresses. Everything works on the
+network namespace of the calling thread. If one object cannot be removed, the others still are.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+import errno
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from pykubeproxy.kernel import addresses, ipset, ipvs, ipvs_mode, nftables
+from pykubeproxy.kernel import netlink, network, nftables
 from pykubeproxy.kernel.errors import KernelError
-from pykubeproxy.kernel.ipvs_mode import VirtualServer
 from pykubeproxy.objects import Family
 from pykubeproxy.wording import listed
 
+# linux/netfilter/ipset/ip_set.h
+_DESTROY, _LIST = 6 << 8 | 3, 6 << 8 | 7
+_PROTOCOL, _SET_NAME, _PORT, _FLAGS, _ENTRIES = 1, 2, 4, 6, 8
+_ONLY_NAMES = (1 << 1).to_bytes(4, "big")
+_VERSION = netlink.attribute(_PROTOCOL, b"\6")
+INTERFACE = "kube-ipvs0"
+_SET_NAME_LENGTH = 31  # of ipset, at most
+_ADDRESS_SETS = (
+    *("LOOP-BACK", "CLUSTER-IP", "EXTERNAL-IP", "EXTERNAL-IP-LOCAL", "LOAD-BALANCER", "LOAD-BALANCER-LOCAL"),
+    *("LOAD-BALANCER-FW", "LOAD-BALANCER-SOURCE-IP", "LOAD-BALANCER-SOURCE-CIDR", "IPVS-IPS"),
+    "HEALTH-CHECK-NODE-PORT",
+)
+_NODE_PORT_SETS = {"TCP": "NODE-PORT-TCP", "UDP": "NODE-PORT-UDP", "SCTP": "NODE-PORT-SCTP-HASH"}
+_LOCAL_NODE_PORT_SETS = ("NODE-PORT-LOCAL-TCP", "NODE-PORT-LOCAL-UDP", "NODE-PORT-LOCAL-SCTP-HASH")
+# "TCP  0A600001:01BB rr" or "UDP  [fd00:…:0001]:0035 rr". Servers by firewall mark have no address; kube-proxy has none.
+_SERVER = re.compile(r"(TCP|UDP|SCTP) +(?:([0-9A-F]{8})|\[([0-9a-f:]+)\]):([0-9A-F]{4}) ")
 _NFTABLES_TABLE = "kube-proxy"
 _NFTABLES_FAMILY = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 _T = TypeVar("_T")
+
+
+def ipset_names() -> frozenset[str]:
+    """Return the names of all ipsets."""
+    return frozenset(
+        raw.get(_SET_NAME, b"").rstrip(b"\0").decode("ascii", "replace")
+        for raw in map(
+            netlink.attributes,
+            netlink.netfilter_dump(_LIST, 0, _VERSION + netlink.attribute(_FLAGS, _ONLY_NAMES)),
+        )
+    )
+
+
+def ipset_ports(name: str) -> frozenset[int]:
+    """Return the ports in an ipset; none if there is no such ipset."""
+    selector = _VERSION + netlink.string_attribute(_SET_NAME, name)
+    found: set[int] = set()
+    try:
+        for raw in netlink.netfilter_dump(_LIST, 0, selector):
+            entries = netlink.attributes(raw).get(_ENTRIES, b"")
+            found |= {
+                int.from_bytes(port, "big")
+                for _, entry in netlink.elements(entries)
+                if (port := netlink.attributes(entry).get(_PORT))
+            }
+    except FileNotFoundError:
+        pass
+    return frozenset(found)
+
+
+def destroy_ipset(name: str) -> None:
+    """Destroy an ipset. Raises OSError with EBUSY if a rule refers to it."""
+    selector = _VERSION + netlink.string_attribute(_SET_NAME, name)
+    try:
+        netlink.netfilter_request(_DESTROY, netlink.ACK, 0, selector)
+    except OSError as error:
+        # The kernel has a code of its own for this, which is no error number.
+        if error.errno == errno.EBADMSG:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY)) from None
+        raise
+
+
+class VirtualServer(NamedTuple):
+    """A virtual server of IPVS: TCP, 10.96.0.1, 443."""
+
+    protocol: str
+    address: str
+    port: int
+
+    @property
+    def family(self) -> Family:
+        return Family.IPV6 if ":" in self.address else Family.IPV4
+
+    def __str__(self) -> str:
+        address = f"[{self.address}]" if self.family is Family.IPV6 else self.address
+        return f"{self.protocol} {address}:{self.port}"
+
+
+def set_names() -> frozenset[str]:
+    """Return the names of all ipsets of ipvs mode.
+
+    Other names with the same prefix belong to other programs, such as kube-router.
+    """
+    names = (*_ADDRESS_SETS, *_NODE_PORT_SETS.values(), *_LOCAL_NODE_PORT_SETS)
+    return frozenset(_set_name(family, name) for family in Family for name in names)
+
+
+def node_port_sets() -> dict[tuple[Family, str], str]:
+    """Return the name of the ipset with the node ports of each family and protocol."""
+    return {
+        (family, protocol): _set_name(family, name)
+        for family in Family
+        for protocol, name in _NODE_PORT_SETS.items()
+    }
+
+
+def is_from_kube_proxy(
+    server: VirtualServer,
+    service_addresses: Collection[str],
+    node_ports: Collection[tuple[Family, str, int]],
+) -> bool:
+    """Return whether kube-proxy created a virtual server, not another user of IPVS such as keepalived.
+
+    `service_addresses` are those of kube-ipvs0. Node ports have virtual servers at the node's own addresses.
+    """
+    return server.address in service_addresses or (server.family, server.protocol, server.port) in node_ports
+
+
+def _set_name(family: Family, name: str) -> str:
+    return f"{'KUBE-6' if family is Family.IPV6 else 'KUBE'}-{name}"[:_SET_NAME_LENGTH]
+
+
+def ipvs_servers(path: Path = Path("/proc/thread-self/net/ip_vs")) -> tuple[VirtualServer, ...]:
+    """Return the virtual servers, sorted; none without IPVS. Unlike netlink, this loads no kernel module."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return ()
+    return tuple(sorted(_server(match) for line in lines if (match := _SERVER.match(line))))
+
+
+@contextlib.contextmanager
+def server_remover() -> Iterator[Callable[[VirtualServer], None]]:
+    """Yield a function that removes a virtual server with its real servers. Both raise OSError."""
+    from pyroute2 import IPVS, IPVSService
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    try:
+        with IPVS() as ipvs:
+
+            def remove(server: VirtualServer) -> None:
+                protocol = getattr(socket, f"IPPROTO_{server.protocol}")
+                service = IPVSService(addr=server.address, port=server.port, protocol=protocol)
+                try:
+                    ipvs.service("del", service=service)
+                except NetlinkError as error:
+                    raise _os_error(error.code) from None
+
+            yield remove
+    except NetlinkError as error:
+        raise _os_error(error.code) from None
+
+
+def _os_error(code: int) -> OSError:
+    return OSError(code, os.strerror(code))
+
+
+def _server(match: re.Match[str]) -> VirtualServer:
+    protocol, ipv4, ipv6, port = match.groups()
+    address = ipaddress.ip_address(int(ipv4, 16) if ipv4 else ipv6)
+    return VirtualServer(protocol, str(address), int(port, 16))
 
 
 class Leftovers(msgspec.Struct, frozen=True):
@@ -47,7 +200,7 @@ def remove_virtual_servers(dry_run: bool = False) -> Leftovers:
     """Remove the virtual servers of kube-proxy. Call this first: interface and ipsets tell which they are."""
     try:
         found = virtual_servers()
-        remover = ipvs.remover() if found.of_kube_proxy and not dry_run else contextlib.nullcontext()
+        remover = server_remover() if found.of_kube_proxy and not dry_run else contextlib.nullcontext()
         with remover as remove:
             removed, failure = _remove({str(server): server for server in found.of_kube_proxy}, remove)
     except (KernelError, OSError) as error:
@@ -62,18 +215,18 @@ def remove_interface(dry_run: bool = False) -> Leftovers:
         bound = _service_addresses()
     except KernelError as error:
         return Leftovers("ipvs", "interface", failure=str(error))
-    names = {ipvs_mode.INTERFACE: ipvs_mode.INTERFACE} if present else {}
-    removed, failure = _remove(names, None if dry_run else addresses.remove_interface)
+    names = {INTERFACE: INTERFACE} if present else {}
+    removed, failure = _remove(names, None if dry_run else network.remove_interface)
     return Leftovers("ipvs", "interface", removed, addresses=bound if removed else (), failure=failure)
 
 
 def remove_ipsets(dry_run: bool = False) -> Leftovers:
     """Destroy the ipsets of ipvs mode. Call this after the removal of the iptables rules that refer to them."""
     try:
-        present = _ipsets() & ipvs_mode.set_names()
+        present = _ipsets() & set_names()
     except OSError as error:
         return Leftovers("ipvs", "ipset", failure=f"cannot list ipsets: {_reason(error)}")
-    removed, failure = _remove({name: name for name in sorted(present)}, None if dry_run else ipset.destroy)
+    removed, failure = _remove({name: name for name in sorted(present)}, None if dry_run else destroy_ipset)
     return Leftovers("ipvs", "ipset", removed, failure=failure)
 
 
@@ -94,24 +247,26 @@ def remove_nftables_table(family: Family) -> bool:
 
 def virtual_servers() -> VirtualServers:
     """Return the virtual servers by their creator. Raises KernelError or OSError."""
-    servers = ipvs.virtual_servers()
+    servers = ipvs_servers()
     if not servers:
         return VirtualServers((), ())
     bound = frozenset(_service_addresses())
     present = _ipsets()
     node_ports = {
         (*key, port)
-        for key, name in ipvs_mode.node_port_sets().items()
+        for key, name in node_port_sets().items()
         if name in present
-        for port in ipset.ports(name)
+        for port in ipset_ports(name)
     }
-    of_kube_proxy = [server for server in servers if ipvs_mode.is_from_kube_proxy(server, bound, node_ports)]
-    return VirtualServers(tuple(of_kube_proxy), tuple(it for it in servers if it not in of_kube_proxy))
+    of_kube_proxy = [server for server in servers if is_from_kube_proxy(server, bound, node_ports)]
+    return VirtualServers(
+        tuple(of_kube_proxy), tuple(server for server in servers if server not in of_kube_proxy)
+    )
 
 
 def has_interface() -> bool:
     """Return whether kube-ipvs0 exists. Raises KernelError."""
-    return any(interface.name == ipvs_mode.INTERFACE for interface in addresses.interfaces())
+    return any(interface.name == INTERFACE for interface in network.interfaces())
 
 
 def nftables_tables() -> tuple[Family, ...]:
@@ -132,7 +287,7 @@ def nftables_name(family: Family) -> str:
 def _ipsets() -> frozenset[str]:
     """Return the names of all ipsets. Raises PermissionError."""
     try:
-        return ipset.names()
+        return ipset_names()
     except PermissionError:
         raise
     except OSError:  # this kernel has no ipsets
@@ -144,8 +299,8 @@ def _service_addresses() -> tuple[str, ...]:
     return tuple(
         local.address
         for family in Family
-        for local in addresses.local_addresses(family)
-        if local.interface == ipvs_mode.INTERFACE
+        for local in network.local_addresses(family)
+        if local.interface == INTERFACE
     )
 
 

@@ -12,8 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from pykubeproxy.kernel import nftables
 from pykubeproxy.kernel.errors import KernelError, NotPermitted
-from pykubeproxy.kernel.iptables import Iptables
-from pykubeproxy.kernel.tools import Backend
+from pykubeproxy.kernel.iptables import Backend, Iptables
 from pykubeproxy.rules.ruleset import ChainKey, Count, Counters, Ruleset
 
 # Above this many single chains, reading everything is faster.
@@ -95,7 +94,7 @@ def _kernel_errors() -> Iterator[None]:
         raise KernelError(f"{what}: {error.strerror or error}") from error
 
 
-class _Chain(NamedTuple):
+class _LiveChain(NamedTuple):
     rules: tuple[str, ...] = ()
     counts: tuple[Count, ...] = ()
     policy: str = "ACCEPT"
@@ -116,7 +115,7 @@ class _ChainReader:
             self._whole = self._iptables.save_counted()
         return self._whole
 
-    def _get(self, key: ChainKey) -> _Chain | None:
+    def _get(self, key: ChainKey) -> _LiveChain | None:
         if self._whole is None:
             with _kernel_errors():
                 exists = nftables.has_chain(self._iptables.family, *key)
@@ -128,13 +127,13 @@ class _ChainReader:
         ruleset, counters = self.whole()
         if key not in ruleset.chains:
             return None
-        return _Chain(ruleset.chains[key], counters.get(key, ()), ruleset.policies.get(key, "ACCEPT"))
+        return _LiveChain(ruleset.chains[key], counters.get(key, ()), ruleset.policies.get(key, "ACCEPT"))
 
 
 class _View(Mapping[ChainKey, _T]):
     """The rules, counters or policies of the chains, by key."""
 
-    def __init__(self, chains: _ChainReader, field: Callable[[_Chain], _T]) -> None:
+    def __init__(self, chains: _ChainReader, field: Callable[[_LiveChain], _T]) -> None:
         self._chains = chains
         self._field = field
 
@@ -151,7 +150,7 @@ class _View(Mapping[ChainKey, _T]):
         return len(self._chains.whole()[0].chains)
 
 
-def _parsed(text: str) -> _Chain:
+def _parsed(text: str) -> _LiveChain:
     """Parse the output of `iptables -v -S CHAIN`."""
     rules, counts, policy = [], [], "ACCEPT"
     for line in text.splitlines():
@@ -160,4 +159,4 @@ def _parsed(text: str) -> _Chain:
             counts.append(Count(int(match[2]), int(match[3])))
         elif match := _POLICY.match(line):
             policy = match[1]
-    return _Chain(tuple(rules), tuple(counts), policy)
+    return _LiveChain(tuple(rules), tuple(counts), policy)

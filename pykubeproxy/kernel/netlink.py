@@ -16,6 +16,9 @@ ADDRESS_FAMILY = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 REQUEST, ACK, CREATE, EXCLUSIVE, DUMP = 0x1, 0x4, 0x400, 0x200, 0x300
 _DUMP_INTERRUPTED = 0x10
+NETLINK_NETFILTER = 12
+_NFGENMSG = struct.Struct(">BBH")  # family, version, resource id
+_BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _ERROR, _DONE = 2, 3
 _ATTRIBUTE = struct.Struct("=HH")  # length with this header, type
 _TYPE_MASK = 0x3FFF  # the two upper bits are flags
@@ -117,3 +120,34 @@ def _raise_if_error(answer: bytes) -> None:
         code = errno.EBADMSG
     if code:
         raise OSError(code, os.strerror(code))
+
+
+def netfilter_request(kind: int, flags: int, family: int, attributes: bytes, seconds: float = 5) -> bytes:
+    """Send one nfnetlink message (subsystem << 8 | command) and return the attributes of the answer.
+
+    An acknowledgement has none.
+    """
+    sent = _netfilter_message(kind, flags, family, attributes)
+    return request(NETLINK_NETFILTER, sent, seconds)[_NFGENMSG.size :]
+
+
+def netfilter_batch(kind: int, family: int, attributes: bytes, seconds: float = 5) -> None:
+    """Execute one message as a batch, which every change of nftables must be."""
+    subsystem = kind >> 8
+    batch = (
+        _netfilter_message(_BATCH_BEGIN, 0, 0, b"", subsystem)
+        + _netfilter_message(kind, ACK, family, attributes)
+        + _netfilter_message(_BATCH_END, 0, 0, b"", subsystem)
+    )
+    # The kernel answers the first message of a batch that it rejects as a whole.
+    request(NETLINK_NETFILTER, batch, seconds)
+
+
+def netfilter_dump(kind: int, family: int, attributes: bytes, seconds: float = 5) -> Iterator[bytes]:
+    """Yield the attributes of each object of a kind, lazily, as `dump` does."""
+    body = _NFGENMSG.pack(family, 0, 0) + attributes
+    return (raw[_NFGENMSG.size :] for raw in dump(NETLINK_NETFILTER, kind, body, seconds))
+
+
+def _netfilter_message(kind: int, flags: int, family: int, attributes: bytes, resource: int = 0) -> bytes:
+    return message(kind, flags, _NFGENMSG.pack(family, 0, resource) + attributes)

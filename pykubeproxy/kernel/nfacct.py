@@ -1,11 +1,12 @@
 """Create and read the kernel's named packet counters, which rules with `-m nfacct` increment.
 
-iptables rejects a rule that names a missing counter. Each network namespace has its own counters.
+iptables rejects a rule that names a missing counter. Each network namespace has its own counters. pyroute2 has no messages
+for them.
 """
 
 import errno
 
-from pykubeproxy.kernel import netfilter, netlink
+from pykubeproxy.kernel import netlink
 from pykubeproxy.rules.ruleset import Count
 
 # linux/netfilter/nfnetlink_acct.h
@@ -20,7 +21,7 @@ def ensure(name: str) -> str:
     """
     flags = netlink.ACK | netlink.CREATE | netlink.EXCLUSIVE
     try:
-        netfilter.request(_NEW, flags, 0, netlink.string_attribute(_NAME, name))
+        netlink.netfilter_request(_NEW, flags, 0, netlink.string_attribute(_NAME, name))
     except FileExistsError:
         pass
     except OSError as error:
@@ -33,7 +34,9 @@ def ensure(name: str) -> str:
 def read(name: str) -> Count | None:
     """Return the value of a counter, None if there is none or it cannot be read."""
     try:
-        answer = netlink.attributes(netfilter.request(_GET, 0, 0, netlink.string_attribute(_NAME, name)))
+        answer = netlink.attributes(
+            netlink.netfilter_request(_GET, 0, 0, netlink.string_attribute(_NAME, name))
+        )
         return Count(*(int.from_bytes(answer[kind], "big") for kind in (_PACKETS, _BYTES)))
     except (OSError, KeyError):
         return None

@@ -30,7 +30,7 @@ LARGEST_PIPE = 1 << 20  # bytes, the default maximum of the kernel for any user
 _running: set[subprocess.Popen[bytes]] = set()
 
 
-class Outcome(NamedTuple):
+class CommandResult(NamedTuple):
     """How a command ended. A negative exit code is the number of the signal that killed it."""
 
     exit_code: int
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
     stderr: str
 
 
-class Command:
+class RunningCommand:
     """A running command. A context manager: a command that has not ended on exit is killed, with its children.
 
     The command reads while the caller prepares the next text. `seconds` limits the time without progress: the command
@@ -74,7 +74,7 @@ class Command:
         for output in self._output:
             self._selector.register(output, selectors.EVENT_READ)
 
-    def __enter__(self) -> "Command":
+    def __enter__(self) -> "RunningCommand":
         return self
 
     def __exit__(
@@ -101,7 +101,7 @@ class Command:
         self._unwritten = memoryview(data)
         self._write_some()
 
-    def finish(self) -> Outcome:
+    def finish(self) -> CommandResult:
         """Write the rest, close the command's input and wait for its end. Raises TimedOut."""
         self._progressed()
         self._exchange(lambda: bool(self._unwritten))
@@ -112,7 +112,7 @@ class Command:
         except subprocess.TimeoutExpired:
             raise TimedOut(self._name, self._seconds) from None
         out, err = (output.decode("utf-8", "surrogateescape") for output in self._output.values())
-        return Outcome(self._process.returncode, out, err)
+        return CommandResult(self._process.returncode, out, err)
 
     def kill(self) -> None:
         """Kill the command and its children if it still runs, and close the pipes to it."""
@@ -186,11 +186,11 @@ class Runner(msgspec.Struct, frozen=True):
         seconds: float = 60,
         die_with_parent: bool = False,
         write: Callable[[bytes], None] | None = None,
-    ) -> Command:
+    ) -> RunningCommand:
         """Start a command that gets its input piece by piece. Raises Missing, NotStarted.
 
-        With `write`, it also gives its output piece by piece, see `Command`. With `die_with_parent`, the kernel kills the
-        command when the calling thread ends, also if it is killed. This adds 1 ms.
+        With `write`, it also gives its output piece by piece, see `RunningCommand`. With `die_with_parent`, the kernel
+        kills the command when the calling thread ends, also if it is killed. This adds 1 ms.
         """
         self.progress()
         wrapper: tuple[str, ...] = ()
@@ -213,9 +213,9 @@ class Runner(msgspec.Struct, frozen=True):
             raise NotStarted([*self.prefix, *argv][0], error.strerror or str(error)) from None
         if self.started:
             self.started(process.pid)
-        return Command(argv[0], process, seconds, self.progress, write)
+        return RunningCommand(argv[0], process, seconds, self.progress, write)
 
-    def run(self, argv: Sequence[str], text: str = "", seconds: float = 60) -> Outcome:
+    def run(self, argv: Sequence[str], text: str = "", seconds: float = 60) -> CommandResult:
         """Run a command with `text` on its standard input and wait for its end.
 
         Bytes that are not UTF-8 pass through as surrogates, so that foreign rules cannot break a reader. Raises
@@ -226,7 +226,7 @@ class Runner(msgspec.Struct, frozen=True):
                 command.write(text)
             return command.finish()
 
-    def copy(self, argv: Sequence[str], write: Callable[[bytes], None], seconds: float = 60) -> Outcome:
+    def copy(self, argv: Sequence[str], write: Callable[[bytes], None], seconds: float = 60) -> CommandResult:
         """Run a command, and call `write` with each piece of its standard output. Raises as `run` does.
 
         An exception from `write` kills the command.

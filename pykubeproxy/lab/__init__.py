@@ -1,1 +1,1 @@
-"""The lab: a cluster without a cluster, made of network namespaces and a small API server."""
+"""The lab: a cluster on one machine, made of network namespaces and a small API server."""

@@ -1,16 +1,19 @@
-"""The agents: one `pykubeproxy run` process in each node's namespace."""
+"""The agents: one `pykubeproxy run` process in each node's namespace, and where commands on nodes and in pods run."""
 
 import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from pykubeproxy.config import yaml
 from pykubeproxy.lab.api import Object
-from pykubeproxy.lab.apiserver.write import merged
-from pykubeproxy.lab.machine import SYSTEM_PATH
-from pykubeproxy.lab.network import CLUSTER_CIDRS, Namespace
+from pykubeproxy.lab.apiserver import ApiError, Sandbox
+from pykubeproxy.lab.apiserver.resources import JsonObject
+from pykubeproxy.lab.apiserver.store import merged
+from pykubeproxy.lab.machine import SYSTEM_PATH, RunDirectory
+from pykubeproxy.lab.network import CLUSTER_CIDRS, Namespace, entered, lab_namespaces, namespace_prefix
 
 COMMAND = [sys.executable, "-c", "from pykubeproxy.cli import main; main()"]
 STOP_SECONDS = 10.0
@@ -30,7 +33,7 @@ class AgentEnded(RuntimeError):
     """An agent's process ended unexpectedly."""
 
 
-class Agent:
+class AgentProcess:
     """The agent of one node; `server` is the URL of the API server, `settings` are fields of KubeProxyConfiguration."""
 
     def __init__(self, node: Namespace, directory: Path, server: str, settings: Object) -> None:
@@ -126,3 +129,19 @@ def node_environment(logs: Path, node: str) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:{SYSTEM_PATH}",
         "XTABLES_LOCKFILE": str(logs / f"{node}.lock"),
     }
+
+
+def sandbox(lab: str, pod: JsonObject) -> Sandbox:
+    """Return where the commands of a pod run: its node with hostNetwork, else the lab's pod of this name.
+
+    Raises ApiError (500) if this lab has no such node or pod.
+    """
+    meta, spec = pod["metadata"], pod["spec"]
+    host = spec["nodeName"] if spec.get("hostNetwork") else meta["name"]
+    namespace = f"{namespace_prefix(lab)}{host}"
+    is_ours = spec.get("hostNetwork") or meta["namespace"] == "default"
+    if not is_ours or namespace not in lab_namespaces(lab):
+        raise ApiError(
+            500, f"error dialing backend: lab {lab} has no network namespace for pod {meta['name']}"
+        )
+    return Sandbox(node_environment(RunDirectory(lab).logs, host), partial(entered, namespace))

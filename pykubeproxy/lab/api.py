@@ -19,7 +19,7 @@ NAMESPACES = "/api/v1/namespaces"
 POD_PORT = 8080
 
 
-class ApiError(RuntimeError):
+class ApiFailure(RuntimeError):
     """The API server returned an error; the text is its message."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -42,7 +42,7 @@ class Api:
             return self._pool.urlopen(method, path, **options)
 
     def call(self, method: str, path: str, body: Object | None = None) -> Object:
-        """Send one request; PATCH sends a merge patch. Raises ApiError for any status other than 2xx."""
+        """Send one request; PATCH sends a merge patch. Raises ApiFailure for any status other than 2xx."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         response = self._request(
             method,
@@ -52,7 +52,7 @@ class Api:
         )
         content = json.loads(response.data or b"{}")
         if response.status >= 300:
-            raise ApiError(response.status, f"{method} {path}: {content.get('message', response.status)}")
+            raise ApiFailure(response.status, f"{method} {path}: {content.get('message', response.status)}")
         return dict(content)
 
     def items(self, path: str) -> list[Object]:
@@ -62,7 +62,7 @@ class Api:
         """Create or replace an object."""
         try:
             return self.call("PUT", f"{path}/{name}", body)
-        except ApiError as error:
+        except ApiFailure as error:
             if error.status != 404:
                 raise
         return self.call("POST", path, body)
@@ -71,7 +71,7 @@ class Api:
         """Delete an object if it exists."""
         try:
             self.call("DELETE", path)
-        except ApiError as error:
+        except ApiFailure as error:
             if error.status != 404:
                 raise
 
@@ -84,7 +84,7 @@ class Api:
             timeout=urllib3.Timeout(connect=5.0, read=None),
         )
         if response.status >= 300:
-            raise ApiError(response.status, f"GET {path}: {response.status}")
+            raise ApiFailure(response.status, f"GET {path}: {response.status}")
         yield from map(json.loads, response)
 
 

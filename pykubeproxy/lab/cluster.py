@@ -12,15 +12,24 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from pykubeproxy.lab import api, machine, network
-from pykubeproxy.lab.agents import Agent
+from pykubeproxy.lab.agents import AgentProcess
 from pykubeproxy.lab.api import NAMESPACES, NODES, SERVICES, Api, Object, in_namespace
 from pykubeproxy.lab.apiserver import server
-from pykubeproxy.lab.apiserver.write import now
-from pykubeproxy.lab.endpoints import SliceController
+from pykubeproxy.lab.apiserver.store import now
 from pykubeproxy.lab.network import SITES, Namespace
-from pykubeproxy.lab.pods import Pod, Status, workload
-from pykubeproxy.lab.prober import Prober, Target
-from pykubeproxy.lab.publisher import PYKUBEPROXY, DaemonSet, PublishedPod, Publisher, proxy_pod, workload_pod
+from pykubeproxy.lab.pods import (
+    PYKUBEPROXY,
+    DaemonSet,
+    LabPod,
+    PodState,
+    PublishedPod,
+    Publisher,
+    SliceController,
+    proxy_pod,
+    workload,
+    workload_pod,
+)
+from pykubeproxy.lab.prober import Prober, ProbeTarget
 
 API_PORT = 6443
 TIMEOUT = 15.0
@@ -28,7 +37,7 @@ _SERVICES = in_namespace(SERVICES, "default")
 
 
 @dataclass(frozen=True)
-class Service:
+class LabService:
     """A Service as the API server created it."""
 
     name: str
@@ -36,12 +45,12 @@ class Service:
     port: int
     node_port: int
 
-    def vip(self, family: int = 4) -> Target:
-        return next(Target(ip, self.port) for ip in self.cluster_ips if (":" in ip) == (family == 6))
+    def vip(self, family: int = 4) -> ProbeTarget:
+        return next(ProbeTarget(ip, self.port) for ip in self.cluster_ips if (":" in ip) == (family == 6))
 
 
 @dataclass(frozen=True)
-class Host:
+class LabHost:
     """A node or the client."""
 
     namespace: Namespace
@@ -51,9 +60,9 @@ class Host:
     def prober(self) -> Prober:
         return Prober(self.namespace)
 
-    def node_port(self, service: Service, family: int = 4) -> Target:
+    def node_port(self, service: LabService, family: int = 4) -> ProbeTarget:
         """Return a Service's node port at this host's address."""
-        return Target(self.addresses[family == 6], service.node_port)
+        return ProbeTarget(self.addresses[family == 6], service.node_port)
 
 
 class Lab:
@@ -80,8 +89,8 @@ class Lab:
         self.timeout = TIMEOUT
         self.directory = machine.RunDirectory(name)
         self.logs = self.directory.logs
-        self.pods: dict[str, Pod] = {}
-        self.agents: dict[str, Agent] = {}
+        self.pods: dict[str, LabPod] = {}
+        self.agents: dict[str, AgentProcess] = {}
         self._settings: Object = {
             "iptables": {"minSyncPeriod": "200ms"},  # scenarios wait for syncs: be faster than the usual 1 s
             "pykubeproxy": {"iptablesBackend": backend},
@@ -91,7 +100,7 @@ class Lab:
         self._api_server = api_server
         self._proxy_pods = proxy_pods
         self._started = now()
-        self._ended: list[Pod] = []
+        self._ended: list[LabPod] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pod_numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
         self._address_numbers = {name: itertools.cycle(range(2, 255)) for name in SITES}
@@ -115,8 +124,8 @@ class Lab:
     def _build(self, stack: ExitStack) -> None:
         self.network = network.Network(self.name)
         stack.callback(self.network.close)
-        self.client = Host(self.network.client, network.CLIENT)
-        self.nodes = {name: Host(self.network.nodes[name], site.addresses) for name, site in SITES.items()}
+        self.client = LabHost(self.network.client, network.CLIENT)
+        self.nodes = {name: LabHost(self.network.nodes[name], site.addresses) for name, site in SITES.items()}
         self.logs.mkdir()
         self.api = self._start_api()
         for name in ("default", "kube-system"):
@@ -128,7 +137,7 @@ class Lab:
         threading.Thread(target=self._controller.follow, name="slices", daemon=True).start()
         self.directory.kubeconfig.write_text(server.kubeconfig(self.api.url))
         for name, node in self.network.nodes.items():
-            self.agents[name] = Agent(node, self.logs, self.api.url, self._settings)
+            self.agents[name] = AgentProcess(node, self.logs, self.api.url, self._settings)
             if self._start_agents:
                 self.agents[name].start()
         self._publisher = Publisher(self.api, self._published_pods)
@@ -185,7 +194,7 @@ class Lab:
         nodes: Sequence[str] = tuple(SITES),
         gates: Sequence[str] = (),
         linger: float = 0.0,
-    ) -> list[Pod]:
+    ) -> list[LabPod]:
         """Start pods with closed readiness gates on the nodes in turn; each serves `linger` seconds after SIGTERM."""
         pods = []
         for node in itertools.islice(itertools.cycle(nodes), replicas):
@@ -198,25 +207,25 @@ class Lab:
 
     def start_pod(
         self, name: str, app: str, node: str, command: list[str], gates: frozenset[str] = frozenset()
-    ) -> Pod:
+    ) -> LabPod:
         """Start a pod with its own program, which writes "ready" to its standard output."""
         site = SITES[node]
         addresses = site.pod_addresses(next(self._address_numbers[node]))
         namespace, interface = self.network.add_pod(name, node, addresses)
-        log, status = self.logs / f"{name}.log", Status(gates=gates)
-        pod = Pod(name, app, site, addresses, namespace, interface, log, self._changed, status)
+        log, status = self.logs / f"{name}.log", PodState(gates=gates)
+        pod = LabPod(name, app, site, addresses, namespace, interface, log, self._changed, status)
         pod.start(command)
         self.pods[name] = pod
         self._changed()
         return pod
 
-    def stop_pod(self, pod: Pod) -> None:
+    def stop_pod(self, pod: LabPod) -> None:
         """Delete a pod: mark it terminating, send SIGTERM, wait for the end of its process."""
         pod.mark_terminating()
         pod.terminate()
         self.remove_pod(pod)
 
-    def remove_pod(self, pod: Pod) -> None:
+    def remove_pod(self, pod: LabPod) -> None:
         """Wait for a pod's process to end; its network stays until `reset`, so that connections are refused."""
         pod.wait_ended()
         self._ended.append(self.pods.pop(pod.name))
@@ -227,12 +236,12 @@ class Lab:
         if self._controller.reconcile():
             self._write_state()
 
-    def service(self, name: str, *, protocols: Sequence[str] = ("TCP",), **spec: object) -> Service:
+    def service(self, name: str, *, protocols: Sequence[str] = ("TCP",), **spec: object) -> LabService:
         """Create a dual-stack Service on port 80 for the app of this name; `spec` overrides fields of its spec."""
         created = self.api.call("POST", _SERVICES, api.service(name, 80, protocols, spec))["spec"]
         self._changed()
         port = created["ports"][0]
-        return Service(name, tuple(created["clusterIPs"]), port["port"], int(port.get("nodePort", 0)))
+        return LabService(name, tuple(created["clusterIPs"]), port["port"], int(port.get("nodePort", 0)))
 
     def change_service(self, name: str, **spec: object) -> None:
         """Change fields of a Service's spec with a merge patch."""

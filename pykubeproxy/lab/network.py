@@ -8,7 +8,6 @@ API server. Each host is a network namespace named `pkplab-LAB-ROLE`, so cleanup
 Both ends of a link are created inside their namespaces; the machine's own network stays untouched.
 """
 
-import ctypes
 import os
 import socket
 import subprocess
@@ -23,6 +22,8 @@ from pyroute2 import IPRoute, netns
 from pyroute2.netlink.rtnl import rt_scope
 from pyroute2.netlink.rtnl.ifaddrmsg import IFA_F_NODAD
 
+from pykubeproxy.kernel.system import enter_new_namespace
+
 CLUSTER_CIDRS = ("10.244.0.0/16", "fd00:10:244::/48")
 FABRIC = ("10.0.0.1", "fd00:10::1")
 CLIENT_GATEWAY = ("203.0.113.1", "2001:db8:113::1")
@@ -33,8 +34,6 @@ CLIENT_CROWD = tuple(f"203.0.113.{last}" for last in range(101, 121))
 # so masquerading towards a pod uses the node's own address.
 POD_GATEWAY = ("169.254.1.1", "fe80::1")
 
-_CLONE_NEWNET = 0x40000000
-_LIBC = ctypes.CDLL(None, use_errno=True)
 _SYSCTLS = {
     # Use IPv6 addresses at once, without duplicate address detection.
     "net/ipv6/conf/default/accept_dad": "0",
@@ -89,8 +88,7 @@ class Namespace:
         self.name = f"{namespace_prefix(lab)}{role}"
         # netns.create() forks, and the child would hold the janitor's pipe open.
         with _namespace_restored():
-            if _LIBC.unshare(_CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), "cannot create a network namespace")
+            enter_new_namespace()
             netns.attach(self.name, f"{os.getpid()}/task/{threading.get_native_id()}")
             self._ip = IPRoute()
         for name, value in _SYSCTLS.items():

@@ -1,24 +1,35 @@
-"""Pods: one process in one namespace each, with the status a kubelet would report."""
+"""Pods: one process in one namespace each, and the Pod objects and EndpointSlices that a cluster would have of them."""
 
 import http.client
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
-from pykubeproxy.lab.api import POD_PORT
-from pykubeproxy.lab.apiserver.write import now
+import urllib3
+
+from pykubeproxy import __version__
+from pykubeproxy.lab.api import POD_PORT, PODS, SERVICES, SLICES, Api, ApiFailure, Object, in_namespace
+from pykubeproxy.lab.apiserver.kubelet import PUBLISHED, running
+from pykubeproxy.lab.apiserver.store import now
 from pykubeproxy.lab.network import Namespace, Site
-from pykubeproxy.lab.prober import Prober, Target
+from pykubeproxy.lab.prober import Prober, ProbeTarget
 
 WORKLOADS = Path(__file__).with_name("workloads.py")
 TIMEOUT = 10.0
+_CHECK_SECONDS = 1.0  # between two looks at the agents, which may end unnoticed
+_IMAGE = f"pykubeproxy:{__version__}"
+MANAGER = "lab.pykubeproxy"
+TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"
 
 
 @dataclass(frozen=True)
-class Status:
+class PodState:
     """The status of a pod; `answering` is its readiness probe's result, `gates` are the closed readiness gates."""
 
     running: bool = True
@@ -41,7 +52,7 @@ class Status:
 
 
 @dataclass(eq=False)
-class Pod:
+class LabPod:
     """A pod. Calls `changed`, from any thread, after each change of `status`."""
 
     name: str
@@ -52,7 +63,7 @@ class Pod:
     interface: str
     log: Path
     changed: Callable[[], None]
-    status: Status
+    status: PodState
     started: str = field(default_factory=now)  # a time of the API
 
     def start(self, command: list[str]) -> None:
@@ -65,8 +76,8 @@ class Pod:
         self._reader = threading.Thread(target=self._read, name=f"pod {self.name}", daemon=True)
         self._reader.start()
 
-    def target(self, family: int = 4) -> Target:
-        return Target(self.addresses[family == 6], POD_PORT)
+    def target(self, family: int = 4) -> ProbeTarget:
+        return ProbeTarget(self.addresses[family == 6], POD_PORT)
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -86,7 +97,7 @@ class Pod:
             self._published = status
             self._condition.notify_all()
 
-    def _await(self, condition: Callable[[Status], bool], state: str) -> None:
+    def _await(self, condition: Callable[[PodState], bool], state: str) -> None:
         with self._condition:
             if not self._condition.wait_for(lambda: condition(self._published), TIMEOUT):
                 raise TimeoutError(f"pod {self.name} is not {state} after {TIMEOUT:.0f} s; see {self.log}")
@@ -131,3 +142,256 @@ def workload(name: str, *options: str) -> list[str]:
     """Return the command of one of the programs in workloads.py."""
     # -I -S skip the environment and site-packages, which halves the start time.
     return [sys.executable, "-I", "-S", str(WORKLOADS), name, "--port", str(POD_PORT), *options]
+
+
+class PublishedPod(NamedTuple):
+    """A Pod object, and whether it is being deleted."""
+
+    body: Object
+    terminating: bool = False
+
+    @property
+    def path(self) -> str:
+        """The path of its list."""
+        return in_namespace(PODS, self.body["metadata"]["namespace"])
+
+    @property
+    def name(self) -> str:
+        return str(self.body["metadata"]["name"])
+
+
+class DaemonSet(NamedTuple):
+    """What the pods of a proxy look like."""
+
+    name: str
+    labels: dict[str, str]
+    containers: tuple[Object, ...]
+    init_containers: tuple[Object, ...] = ()
+    default_container: str = ""
+
+
+def _container(name: str, image: str, *command: str) -> Object:
+    return {"name": name, "image": image, **({"command": list(command)} if command else {})}
+
+
+#: As in manifests/base.
+PYKUBEPROXY = DaemonSet(
+    "pykubeproxy",
+    {"app.kubernetes.io/name": "pykubeproxy", "app.kubernetes.io/component": "service-proxy"},
+    (_container("agent", _IMAGE),),
+    (_container("set-up", _IMAGE),),
+    "agent",
+)
+#: As kubeadm installs it.
+KUBE_PROXY = DaemonSet(
+    "kube-proxy",
+    {"k8s-app": "kube-proxy"},
+    (_container("kube-proxy", "kube-proxy:v1.36.0", "/usr/local/bin/kube-proxy"),),
+)
+
+
+class Publisher:
+    """Writes Pod objects that changed; on a thread of its own too, from construction to `stop`.
+
+    Objects that clients delete come back with the next change of their pod.
+    """
+
+    def __init__(self, api: Api, desired: Callable[[], Iterable[PublishedPod]]) -> None:
+        self._api = api
+        self._desired = desired
+        self._lock = threading.Lock()
+        self._written: dict[str, PublishedPod] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="publisher", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        while not self._stopped.wait(_CHECK_SECONDS):
+            # The server is down or injects a fault: retry.
+            with suppress(ApiFailure, urllib3.exceptions.HTTPError, OSError, ValueError):
+                self.publish()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped.set()
+
+    def publish(self) -> None:
+        """Write what changed since the last call; nothing after `stop`. Raises ApiFailure, HTTPError."""
+        with self._lock:
+            if self._stopped.is_set():
+                return
+            desired = {f"{pod.path}/{pod.name}": pod for pod in self._desired()}
+            for path in self._written.keys() - desired.keys():
+                self._delete(path, 0)
+                del self._written[path]
+            for path, pod in desired.items():
+                before = self._written.get(path)
+                if before is None or before.body != pod.body:
+                    self._write(path, pod)
+                if pod.terminating and not (before and before.terminating):
+                    self._delete(path, 30)
+                self._written[path] = pod
+
+    def _write(self, path: str, pod: PublishedPod) -> None:
+        """Write a status; create the object if there is none."""
+        try:
+            self._api.call("PUT", f"{path}/status", pod.body)
+        except ApiFailure as error:
+            if error.status != 404:
+                raise
+            self._api.call("POST", pod.path, pod.body)
+            self._api.call("PUT", f"{path}/status", pod.body)
+
+    def _delete(self, path: str, grace: int) -> None:
+        self._api.delete(f"{path}?gracePeriodSeconds={grace}")
+
+
+def workload_pod(pod: LabPod) -> PublishedPod:
+    """Return the object of a workload pod."""
+    spec = {"nodeName": pod.site.name, "containers": [_container(pod.app, "lab")]}
+    status = _status(spec, pod.site, pod.addresses, pod.started, pod.status.ready)
+    status["conditions"] += [{"type": gate, "status": "False"} for gate in sorted(pod.status.gates)]
+    if not pod.status.running:
+        status["phase"] = "Succeeded"
+    body = _pod(pod.name, "default", {"app": pod.app}, {}, spec, status)
+    return PublishedPod(body, pod.status.terminating)
+
+
+def proxy_pod(site: Site, daemon_set: DaemonSet, started: str, alive: bool) -> PublishedPod:
+    """Return the object of a node's proxy pod: running in any case, ready while the proxy's process is alive.
+
+    So exec works in the pod of a proxy that was stopped, as in one that hangs.
+    """
+    spec = {
+        "nodeName": site.name,
+        "hostNetwork": True,
+        "containers": list(daemon_set.containers),
+        "initContainers": list(daemon_set.init_containers),
+    }
+    name = daemon_set.default_container
+    annotations = {"kubectl.kubernetes.io/default-container": name} if name else {}
+    status = _status(spec, site, site.addresses, started, alive)
+    pod = _pod(f"{daemon_set.name}-{site.name}", "kube-system", daemon_set.labels, annotations, spec, status)
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": daemon_set.name, "uid": daemon_set.name}
+    pod["metadata"]["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": True}]
+    return PublishedPod(pod)
+
+
+def _pod(
+    name: str,
+    namespace: str,
+    labels: dict[str, str],
+    annotations: dict[str, str],
+    spec: Object,
+    status: Object,
+) -> Object:
+    meta = {"name": name, "namespace": namespace, "labels": labels}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**meta, "annotations": {**annotations, PUBLISHED: "true"}},
+        "spec": spec,
+        "status": status,
+    }
+
+
+def _status(spec: Object, site: Site, addresses: Iterable[str], started: str, ready: bool) -> Object:
+    hosts = [{"ip": address} for address in site.addresses]
+    return running(spec, list(addresses), started, ready) | {"hostIP": site.addresses[0], "hostIPs": hosts}
+
+
+class SliceController:
+    """Reconciles EndpointSlices with Services and pods: Lab calls `reconcile` after its changes, a thread `follow`."""
+
+    def __init__(self, api: Api, pods: Callable[[], Iterable[LabPod]]) -> None:
+        self._api = api
+        self._pods = pods
+        self._lock = threading.Lock()
+        self._written: dict[tuple[str, str], Object] = {}
+        self._stopped = threading.Event()
+
+    def follow(self) -> None:
+        """Watch Services and reconcile until stopped."""
+        while not self._stopped.wait(0.5):
+            try:
+                for event in self._api.watch(SERVICES):
+                    # Others maintain the slices of Services without a selector.
+                    if event["object"].get("spec", {}).get("selector"):
+                        self.reconcile()
+            except (ApiFailure, urllib3.exceptions.HTTPError, OSError, ValueError):
+                pass  # the server is down or injects a fault: retry
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped.set()
+
+    def reconcile(self) -> bool:
+        """Write the slices that changed since the last call, and delete stale ones; return False after `stop`."""
+        with self._lock:
+            if self._stopped.is_set():
+                return False
+            desired = {
+                (slice_["metadata"]["namespace"], slice_["metadata"]["name"]): slice_
+                for service in self._api.items(SERVICES)
+                for slice_ in slices(service, self._pods())
+            }
+            for key in self._written.keys() - desired.keys():
+                self._api.delete(f"{in_namespace(SLICES, key[0])}/{key[1]}")
+                del self._written[key]
+            for key, slice_ in desired.items():
+                if self._written.get(key) != slice_:
+                    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+                    stamped = {**slice_["metadata"], "annotations": {TRIGGER_TIME: now}}
+                    self._api.put(in_namespace(SLICES, key[0]), key[1], {**slice_, "metadata": stamped})
+                    self._written[key] = slice_
+            return True
+
+
+def slices(service: Object, pods: Iterable[LabPod]) -> list[Object]:
+    """Return a Service's slices, one for each address family; [] without a selector."""
+    spec, metadata = service["spec"], service["metadata"]
+    selector = spec.get("selector")
+    if not selector:
+        return []
+    selected = [pod for pod in pods if selector == {"app": pod.app} and pod.status.running]
+    publish = bool(spec.get("publishNotReadyAddresses"))
+    labels = {
+        "kubernetes.io/service-name": metadata["name"],
+        "endpointslice.kubernetes.io/managed-by": MANAGER,
+    }
+    if spec.get("clusterIP") == "None":
+        labels["service.kubernetes.io/headless"] = ""
+    return [
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "namespace": metadata["namespace"],
+                "name": f"{metadata['name']}-{family.lower()}",
+                "labels": labels,
+            },
+            "addressType": family,
+            "ports": [_port(port) for port in spec.get("ports") or []],
+            "endpoints": [_endpoint(pod, family, publish) for pod in selected],
+        }
+        for family in spec.get("ipFamilies") or ["IPv4"]
+    ]
+
+
+def _port(port: Object) -> Object:
+    number = port["targetPort"] if isinstance(port.get("targetPort"), int) else port["port"]
+    return {"name": port.get("name", ""), "protocol": port["protocol"], "port": number}
+
+
+def _endpoint(pod: LabPod, family: str, publish: bool) -> Object:
+    return {
+        "addresses": [pod.addresses[family == "IPv6"]],
+        "conditions": {
+            "ready": publish or (pod.status.ready and not pod.status.terminating),
+            "serving": pod.status.ready,
+            "terminating": pod.status.terminating,
+        },
+        "nodeName": pod.site.name,
+        "zone": pod.site.zone,
+        "targetRef": {"kind": "Pod", "namespace": "default", "name": pod.name},
+    }

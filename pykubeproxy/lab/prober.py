@@ -31,7 +31,7 @@ _KINDS = {
 }
 
 
-class Target(NamedTuple):
+class ProbeTarget(NamedTuple):
     """An address and port to connect to."""
 
     address: str
@@ -102,18 +102,20 @@ class Prober:
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
 
-    def tcp(self, target: Target, count: int = 1, *, source: str = "", timeout: float = 1.0) -> ProbeResult:
+    def tcp(
+        self, target: ProbeTarget, count: int = 1, *, source: str = "", timeout: float = 1.0
+    ) -> ProbeResult:
         """Open TCP connections one after the other, with one HTTP request on each."""
         return self._probe(lambda: probe_tcp(target, source, timeout), count)
 
-    def requests(self, target: Target, count: int, *, timeout: float = 1.0) -> ProbeResult:
+    def requests(self, target: ProbeTarget, count: int, *, timeout: float = 1.0) -> ProbeResult:
         """Send HTTP requests one after the other on one TCP connection."""
         with self._namespace.entered():
             connection = http.client.HTTPConnection(*target, timeout, source_address=("", next(_PORTS)))
             with contextlib.closing(connection):
                 return _counted(lambda: _request(connection), count)
 
-    def udp(self, target: Target, count: int = 1, *, timeout: float = 1.0) -> ProbeResult:
+    def udp(self, target: ProbeTarget, count: int = 1, *, timeout: float = 1.0) -> ProbeResult:
         """Send datagrams one after the other, each from a new socket."""
         return self._probe(lambda: probe_udp(target, timeout), count)
 
@@ -121,7 +123,7 @@ class Prober:
         with self._namespace.entered():
             return _counted(probe, count)
 
-    def stream(self, target: Target, *, pause: float = 0.005) -> "Stream":
+    def stream(self, target: ProbeTarget, *, pause: float = 0.005) -> "Stream":
         """Open TCP connections in a thread, `pause` seconds apart, until stopped."""
         return Stream(self._namespace, target, pause)
 
@@ -136,7 +138,7 @@ def _counted(probe: Callable[[], dict[str, str]], count: int) -> ProbeResult:
 class Stream(threading.Thread):
     """A continuous stream of new TCP connections."""
 
-    def __init__(self, namespace: Namespace, target: Target, pause: float) -> None:
+    def __init__(self, namespace: Namespace, target: ProbeTarget, pause: float) -> None:
         super().__init__(daemon=True)
         self._namespace, self._target, self._pause = namespace, target, pause
         self._result = ProbeResult()
@@ -154,7 +156,7 @@ class Stream(threading.Thread):
         return self._result
 
 
-def probe_tcp(target: Target, source: str, timeout: float) -> dict[str, str]:
+def probe_tcp(target: ProbeTarget, source: str, timeout: float) -> dict[str, str]:
     """Send one request on a new connection and return the pod's answer; raises ProbeError."""
     answer = b""
     with _probe_socket(target, socket.SOCK_STREAM, source, timeout) as connection:
@@ -180,7 +182,7 @@ def _request(connection: http.client.HTTPConnection) -> dict[str, str]:
         raise ProbeError(str(error)) from None
 
 
-def probe_udp(target: Target, timeout: float) -> dict[str, str]:
+def probe_udp(target: ProbeTarget, timeout: float) -> dict[str, str]:
     """Send one datagram and return the pod's answer; raises ProbeError."""
     with _probe_socket(target, socket.SOCK_DGRAM, "", timeout) as connection:
         connection.connect(target)
@@ -190,7 +192,7 @@ def probe_udp(target: Target, timeout: float) -> dict[str, str]:
         return _decoded(connection.recv(4096))
 
 
-def _connect(connection: socket.socket, target: Target, timeout: float) -> None:
+def _connect(connection: socket.socket, target: ProbeTarget, timeout: float) -> None:
     """Connect; raises OSError, TimeoutError after `timeout` seconds.
 
     On one machine an ICMP error often arrives inside connect(). The kernel keeps it as a soft error and would
@@ -210,7 +212,7 @@ def _connect(connection: socket.socket, target: Target, timeout: float) -> None:
 
 
 @contextlib.contextmanager
-def _probe_socket(target: Target, kind: int, source: str, timeout: float) -> Iterator[socket.socket]:
+def _probe_socket(target: ProbeTarget, kind: int, source: str, timeout: float) -> Iterator[socket.socket]:
     """Open a socket; raises ProbeError for an OSError inside."""
     with socket.socket(socket.AF_INET6 if ":" in target.address else socket.AF_INET, kind) as result:
         result.settimeout(timeout)

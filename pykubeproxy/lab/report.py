@@ -21,7 +21,7 @@ Write = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Result:
+class ScenarioResult:
     """The result of a scenario: its log entries, and why it failed or None."""
 
     name: str
@@ -32,7 +32,7 @@ class Result:
     failure: str | None = None
 
 
-def run_scenario(lab: Lab, scenario: Scenario, number: str, write: Write) -> Result:
+def run_scenario(lab: Lab, scenario: Scenario, number: str, write: Write) -> ScenarioResult:
     """Reset the lab, run a scenario and write its log. Any exception counts as a failure of the scenario."""
     write("")
     write(styled(f"{number:>{MARGIN - 2}}  {scenario.title}", bold=True))
@@ -59,7 +59,7 @@ def run_scenario(lab: Lab, scenario: Scenario, number: str, write: Write) -> Res
     else:
         write(_entry("FAILED", failure, color="red"))
         write(_entry("logs", f"in {lab.logs}; use --keep to keep them"))
-    return Result(scenario.name, scenario.title, failure is None, seconds, tuple(entries), failure)
+    return ScenarioResult(scenario.name, scenario.title, failure is None, seconds, tuple(entries), failure)
 
 
 def _entry(label: str, text: str, width: int = LABEL, color: str = "") -> str:
@@ -76,7 +76,7 @@ def introduction(lab: Lab) -> str:
     return "\n".join(wrapped(f"Lab {lab.name}: {hosts}, an API server, and {agents}."))
 
 
-def summary(results: Sequence[Result], seconds: float) -> str:
+def summary(results: Sequence[ScenarioResult], seconds: float) -> str:
     """Return the last lines of a demo."""
     failed = [result.name for result in results if not result.ok]
     if not failed:
@@ -85,7 +85,7 @@ def summary(results: Sequence[Result], seconds: float) -> str:
     return "\n".join(wrapped(text))
 
 
-def demo_document(lab: str, backend: str, results: Sequence[Result], seconds: float) -> Document:
+def demo_document(lab: str, backend: str, results: Sequence[ScenarioResult], seconds: float) -> Document:
     """Return the results of scenarios.
 
     {"apiVersion", "lab", "backend", "ok": whether all scenarios passed, "seconds",

@@ -22,5 +22,6 @@ from pykubeproxy.objects.values import (
     Updated,
     address_and_port,
     family_of,
+    of_family,
     rejection_warning,
 )

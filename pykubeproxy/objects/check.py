@@ -1,17 +1,20 @@
-"""Validate single values and return them in canonical form. Each function raises Invalid with a short reason.
+"""Validate single values and lists of them, and return them in canonical form.
 
-`field` names the value in that reason.
+Each function that checks one value raises Invalid with a short reason; `field` names the value in that reason.
 """
 
 import re
+from collections.abc import Callable, Iterable
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from typing import TypeVar
 
-from pykubeproxy.objects.values import Family, Protocol, family_of
+from pykubeproxy.objects.values import Family, Protocol, RejectedValue, family_of
 
 # The longest name of an object, and the longest value of a label.
 LONGEST_NAME, LONGEST_VALUE = 253, 63
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
-_LEADING_ZEROS = re.compile(r"(?<![0-9])0+(?=[0-9])")
+# libc rejects those of IPv4 octets, and groups of more than four digits.
+_LEADING_ZEROS = re.compile(r"(?<![0-9a-fA-F])0+(?=[0-9a-fA-F])")
 # All characters of names, values and keys of labels.
 _NAME = re.compile(r"[-./_a-zA-Z0-9]*")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
@@ -39,7 +42,7 @@ _SPECIAL_TYPES = {
 
 
 class Invalid(ValueError):
-    """A field has an invalid value; str() is one line. `reason` is such as "not an IP address"."""
+    """A field has an invalid value; str() is one line. `reason`, e.g. "not an IP address"."""
 
     def __init__(self, field: str, value: str | int, reason: str) -> None:
         super().__init__(f"{field} is {value!r}, {reason}")
@@ -103,7 +106,7 @@ def _packed(text: str) -> bytes:
     """
     family = AF_INET6 if ":" in text else AF_INET
     try:
-        return inet_pton(family, _without_leading_zeros(text))
+        return inet_pton(family, _LEADING_ZEROS.sub("", text))
     except (OSError, ValueError):
         return b""
 
@@ -139,17 +142,70 @@ def address_of(family: Family, text: str, field: str) -> str:
 
 
 def cidr(text: str, field: str) -> str:
-    """Return a network in canonical form: host bits cleared, surrounding white space stripped as in kube-proxy."""
-    host, _, prefix = text.strip().partition("/")
+    """Return a network in canonical form: host bits cleared, one of IPv4-mapped addresses as IPv4."""
+    host, _, prefix = text.partition("/")
     if _PREFIX.fullmatch(prefix) and (packed := _packed(host)):
         length = int(prefix[-3:])
         if (rest := 8 * len(packed) - length) >= 0:
-            network = int.from_bytes(packed, "big") >> rest << rest
-            return f"{_text(network.to_bytes(len(packed), 'big'))}/{length}"
+            network = (int.from_bytes(packed, "big") >> rest << rest).to_bytes(len(packed), "big")
+            if network.startswith(_MAPPED) and length >= 96:
+                network, length = network[12:], length - 96
+            return f"{_text(network)}/{length}"
     raise Invalid(field, text, "not a network such as 10.0.0.0/8")
 
 
-def _without_leading_zeros(text: str) -> str:
-    """Drop the leading zeros that libc rejects: those of an IPv4 address, also inside an IPv6 address."""
-    head, colon, quad = text.rpartition(":")
-    return head + colon + _LEADING_ZEROS.sub("", quad) if "." in quad else text
+_LONGEST_VALUE = 160
+# Keep this many invalid entries of a list: a list may have a hundred thousand.
+_MOST_REJECTED = 100
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+
+def accepted(
+    field: str,
+    entries: Iterable[tuple[int, _In]],
+    read: Callable[[_In], _Out],
+    rejected: list[RejectedValue],
+    skipped: str = "it",
+) -> tuple[_Out, ...]:
+    """Return what `read` makes of each numbered entry of a list; add the first hundred invalid ones to `rejected`.
+
+    `field` is the path of the list, such as "spec.ports". `read` raises Invalid with the path below the entry, such as
+    ".port"; `skipped` says what is skipped then.
+    """
+    found = []
+    first, more = len(rejected), 0
+    for number, entry in entries:
+        try:
+            found.append(read(entry))
+        except Invalid as error:
+            if len(rejected) - first < _MOST_REJECTED:
+                rejected.append(_rejected(f"{field}[{number}]{error.field}", error, skipped))
+            else:
+                more += 1
+    if more:
+        last = rejected[-1]
+        rejected[-1] = last._replace(reason=f"{last.reason} ({more} more entries are invalid)")
+    return tuple(found)
+
+
+def accepted_or(
+    default: _Out, field: str, value: _In, read: Callable[[_In, str], _Out], rejected: list[RejectedValue]
+) -> _Out:
+    """Return what `read` makes of a value and its field, or the default if the value is invalid."""
+    try:
+        return read(value, field)
+    except Invalid as error:
+        rejected.append(_rejected(error.field, error, "it"))
+        return default
+
+
+def _rejected(field: str, error: Invalid, skipped: str) -> RejectedValue:
+    value = shortened(error.value, _LONGEST_VALUE) if isinstance(error.value, str) else error.value
+    return RejectedValue(field, value, error.reason, skipped)
+
+
+def shortened(text: str, longest: int) -> str:
+    """Cut the middle out of a long text: its end may say what is wrong."""
+    return text if len(text) <= longest else f"{text[: longest - 80]} ... {text[-75:]}"

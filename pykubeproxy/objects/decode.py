@@ -4,15 +4,15 @@ An invalid value costs only its entry of a list, or its own effect; `rejected` n
 can have counts as missing. An object with an invalid name or with a field of a wrong type is rejected as a whole.
 """
 
-import datetime
 import sys
 from collections.abc import Iterable
+from datetime import datetime
 from functools import partial
 
 import msgspec
 
-from pykubeproxy.objects import check, wire
-from pykubeproxy.objects.entries import accepted, accepted_or, shortened
+from pykubeproxy.objects import check
+from pykubeproxy.objects.check import accepted, accepted_or, shortened
 from pykubeproxy.objects.values import (
     Endpoint,
     EndpointPort,
@@ -42,7 +42,137 @@ _MAX_AFFINITY = 86400
 # The limit of ports times addresses and source ranges of one Service, each of which is at least one rule. Without it, an
 # object of 100 kB could require ten million rules.
 _MAX_RULES = 100_000
-_NO_CONDITIONS, _NO_HINTS = wire.Conditions(), wire.Hints()
+
+
+# The JSON of the Kubernetes API, with its names of fields. Fields that may be missing or null have a default; msgspec skips
+# unknown fields.
+
+
+class WireMetadata(msgspec.Struct, gc=False):
+    name: str
+    namespace: str | None = None
+    uid: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    creationTimestamp: str | None = None  # noqa: N815
+    deletionTimestamp: str | None = None  # noqa: N815
+
+
+class WirePort(msgspec.Struct, gc=False):
+    port: int
+    name: str | None = None
+    protocol: str | None = None
+    nodePort: int | None = None  # noqa: N815
+
+
+class WireClientIP(msgspec.Struct, gc=False):
+    timeoutSeconds: int | None = None  # noqa: N815
+
+
+class WireSessionAffinityConfig(msgspec.Struct, gc=False):
+    clientIP: WireClientIP | None = None  # noqa: N815
+
+
+class WireServiceSpec(msgspec.Struct, gc=False):
+    type: str | None = None
+    clusterIP: str | None = None  # noqa: N815
+    clusterIPs: list[str] | None = None  # noqa: N815
+    ports: list[WirePort] | None = None
+    externalIPs: list[str] | None = None  # noqa: N815
+    loadBalancerSourceRanges: list[str] | None = None  # noqa: N815
+    internalTrafficPolicy: str | None = None  # noqa: N815
+    externalTrafficPolicy: str | None = None  # noqa: N815
+    sessionAffinity: str | None = None  # noqa: N815
+    sessionAffinityConfig: WireSessionAffinityConfig | None = None  # noqa: N815
+    healthCheckNodePort: int | None = None  # noqa: N815
+
+
+class WireIngress(msgspec.Struct, gc=False):
+    ip: str | None = None
+    ipMode: str | None = None  # noqa: N815
+
+
+class WireLoadBalancerStatus(msgspec.Struct, gc=False):
+    ingress: list[WireIngress] | None = None
+
+
+class WireServiceStatus(msgspec.Struct, gc=False):
+    loadBalancer: WireLoadBalancerStatus | None = None  # noqa: N815
+
+
+class WireService(msgspec.Struct, gc=False):
+    metadata: WireMetadata
+    spec: WireServiceSpec
+    status: WireServiceStatus | None = None
+
+
+class WireConditions(msgspec.Struct, gc=False):
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class WireNamed(msgspec.Struct, gc=False):
+    name: str
+
+
+class WireHints(msgspec.Struct, gc=False):
+    forZones: list[WireNamed] | None = None  # noqa: N815
+    forNodes: list[WireNamed] | None = None  # noqa: N815
+
+
+class WireTargetRef(msgspec.Struct, gc=False):
+    name: str | None = None
+
+
+class WireEndpoint(msgspec.Struct, gc=False):
+    addresses: list[str] | None = None
+    conditions: WireConditions | None = None
+    nodeName: str | None = None  # noqa: N815
+    zone: str | None = None
+    hints: WireHints | None = None
+    targetRef: WireTargetRef | None = None  # noqa: N815
+
+
+class WireEndpointPort(msgspec.Struct, gc=False):
+    name: str | None = None
+    protocol: str | None = None
+    port: int | None = None
+
+
+class WireEndpointSlice(msgspec.Struct, gc=False):
+    metadata: WireMetadata
+    addressType: str  # noqa: N815
+    endpoints: list[WireEndpoint] | None = None
+    ports: list[WireEndpointPort] | None = None
+
+
+class WireNodeAddress(msgspec.Struct, gc=False):
+    type: str
+    address: str
+
+
+class WireTaint(msgspec.Struct, gc=False):
+    key: str
+
+
+class WireNodeSpec(msgspec.Struct, gc=False):
+    podCIDR: str | None = None  # noqa: N815
+    podCIDRs: list[str] | None = None  # noqa: N815
+    taints: list[WireTaint] | None = None
+
+
+class WireNodeStatus(msgspec.Struct, gc=False):
+    addresses: list[WireNodeAddress] | None = None
+
+
+class WireNode(msgspec.Struct, gc=False):
+    metadata: WireMetadata
+    spec: WireNodeSpec | None = None
+    status: WireNodeStatus | None = None
+
+
+_NO_CONDITIONS, _NO_HINTS = WireConditions(), WireHints()
 
 
 class Undecodable(ValueError):
@@ -54,9 +184,9 @@ class Undecodable(ValueError):
         super().__init__(f"{kind.value} {line}")
 
 
-_services = msgspec.json.Decoder(wire.Service)
-_slices = msgspec.json.Decoder(wire.EndpointSlice)
-_nodes = msgspec.json.Decoder(wire.Node)
+_services = msgspec.json.Decoder(WireService)
+_slices = msgspec.json.Decoder(WireEndpointSlice)
+_nodes = msgspec.json.Decoder(WireNode)
 
 
 def decode(kind: Kind, raw: bytes | msgspec.Raw) -> Object:
@@ -104,7 +234,7 @@ def _key(raw: bytes | msgspec.Raw) -> Key:
     return Key(text("namespace", ""), text("name", "?"))
 
 
-def _service(service: wire.Service) -> Service:
+def _service(service: WireService) -> Service:
     meta, spec = service.metadata, service.spec
     labels = meta.labels or {}
     namespace, name = _namespace(meta), check.label(meta.name, "metadata.name")
@@ -132,7 +262,8 @@ def _service(service: wire.Service) -> Service:
         load_balancer_ips=_load_balancer_ips(ingress, rejected),
         source_ranges=accepted(
             "spec.loadBalancerSourceRanges",
-            enumerate(spec.loadBalancerSourceRanges or ()),
+            # As in kube-proxy, white space around a range does not matter.
+            enumerate(map(str.strip, spec.loadBalancerSourceRanges or ())),
             partial(check.cidr, field=""),
             rejected,
         ),
@@ -146,15 +277,15 @@ def _service(service: wire.Service) -> Service:
         headless=headless,
         rejected=tuple(rejected),
         uid=meta.uid if meta.uid and len(meta.uid) <= _LONGEST_UID else "",
-        created=_timestamp(meta.creationTimestamp) or 0.0,
+        created=timestamp(meta.creationTimestamp) or 0.0,
     )
 
 
-def _namespace(meta: wire.Metadata) -> str:
+def _namespace(meta: WireMetadata) -> str:
     return sys.intern(check.label(meta.namespace or "default", "metadata.namespace"))
 
 
-def _check_size(spec: wire.ServiceSpec, ingress: list[wire.Ingress]) -> None:
+def _check_size(spec: WireServiceSpec, ingress: list[WireIngress]) -> None:
     ports, ranges = len(spec.ports or ()), len(spec.loadBalancerSourceRanges or ())
     addresses = len(spec.externalIPs or ()) + len(ingress)
     if max(1, ports) * (1 + addresses + ranges) > _MAX_RULES:
@@ -163,14 +294,14 @@ def _check_size(spec: wire.ServiceSpec, ingress: list[wire.Ingress]) -> None:
         )
 
 
-def _cluster_ips(spec: wire.ServiceSpec, rejected: list[RejectedValue]) -> tuple[str, ...]:
+def _cluster_ips(spec: WireServiceSpec, rejected: list[RejectedValue]) -> tuple[str, ...]:
     if not spec.clusterIP:
         return ()
     addresses = spec.clusterIPs or [spec.clusterIP]
     return accepted("spec.clusterIPs", enumerate(addresses), partial(check.servable, field=""), rejected)
 
 
-def _affinity_seconds(spec: wire.ServiceSpec, rejected: list[RejectedValue]) -> int | None:
+def _affinity_seconds(spec: WireServiceSpec, rejected: list[RejectedValue]) -> int | None:
     if spec.sessionAffinity != "ClientIP":
         return None
     config = spec.sessionAffinityConfig
@@ -187,7 +318,7 @@ def _timeout(seconds: int, field: str) -> int:
     return seconds
 
 
-def _service_port(port: wire.Port) -> Port:
+def _service_port(port: WirePort) -> Port:
     number = check.port(port.port, ".port")
     if not number:
         raise check.Invalid(".port", 0, "not a port from 1 to 65535")
@@ -199,7 +330,7 @@ def _service_port(port: wire.Port) -> Port:
     )
 
 
-def _load_balancer_ips(ingress: list[wire.Ingress], rejected: list[RejectedValue]) -> tuple[str, ...]:
+def _load_balancer_ips(ingress: list[WireIngress], rejected: list[RejectedValue]) -> tuple[str, ...]:
     """Return the ingress addresses that need rules, which excludes ipMode Proxy (KEP-1860)."""
     addresses = (
         (number, entry.ip)
@@ -209,7 +340,7 @@ def _load_balancer_ips(ingress: list[wire.Ingress], rejected: list[RejectedValue
     return accepted("status.loadBalancer.ingress", addresses, partial(check.servable, field=".ip"), rejected)
 
 
-def _slice(slice_: wire.EndpointSlice) -> EndpointSlice:
+def _slice(slice_: WireEndpointSlice) -> EndpointSlice:
     meta = slice_.metadata
     labels, annotations = meta.labels or {}, meta.annotations or {}
     service = labels.get(SERVICE_NAME_LABEL, "")
@@ -225,20 +356,20 @@ def _slice(slice_: wire.EndpointSlice) -> EndpointSlice:
         endpoints=_endpoints(family, slice_.endpoints, rejected) if family else (),
         ports=accepted("ports", enumerate(slice_.ports or ()), _endpoint_port, rejected, "the port"),
         headless=HEADLESS_LABEL in labels,
-        trigger_time=_timestamp(annotations.get(TRIGGER_TIME_ANNOTATION)),
+        trigger_time=timestamp(annotations.get(TRIGGER_TIME_ANNOTATION)),
         rejected=tuple(rejected),
     )
 
 
 def _endpoints(
-    family: Family, endpoints: list[wire.Endpoint] | None, rejected: list[RejectedValue]
+    family: Family, endpoints: list[WireEndpoint] | None, rejected: list[RejectedValue]
 ) -> tuple[Endpoint, ...]:
     return accepted(
         "endpoints", enumerate(endpoints or ()), partial(_endpoint, family), rejected, "the endpoint"
     )
 
 
-def _endpoint(family: Family, endpoint: wire.Endpoint) -> Endpoint:
+def _endpoint(family: Family, endpoint: WireEndpoint) -> Endpoint:
     conditions, hints = endpoint.conditions or _NO_CONDITIONS, endpoint.hints or _NO_HINTS
     first = endpoint.addresses[0] if endpoint.addresses else ""
     if first:
@@ -256,12 +387,12 @@ def _endpoint(family: Family, endpoint: wire.Endpoint) -> Endpoint:
     )
 
 
-def _names(hints: Iterable[wire.Named]) -> tuple[str, ...]:
+def _names(hints: Iterable[WireNamed]) -> tuple[str, ...]:
     # An ignored hint must match nothing, but be there: without hints, an endpoint serves all zones.
     return tuple([sys.intern(check.optional_name(hint.name) or "?") for hint in hints])
 
 
-def _endpoint_port(port: wire.EndpointPort) -> EndpointPort:
+def _endpoint_port(port: WireEndpointPort) -> EndpointPort:
     return EndpointPort(
         name=sys.intern(check.label(port.name, ".name")) if port.name else port.name,
         protocol=check.protocol(port.protocol, ".protocol"),
@@ -269,18 +400,18 @@ def _endpoint_port(port: wire.EndpointPort) -> EndpointPort:
     )
 
 
-def _timestamp(text: str | None) -> float | None:
+def timestamp(text: str | None) -> float | None:
     """Return an RFC 3339 time in seconds since 1970; None if missing or malformed."""
     try:
-        time = datetime.datetime.fromisoformat(text) if text else None
+        time = datetime.fromisoformat(text) if text else None
     except ValueError:
         return None
     # Python would read a time without offset as local time.
     return time.timestamp() if time and time.tzinfo else None
 
 
-def _node(node: wire.Node) -> Node:
-    meta, spec, status = node.metadata, node.spec or wire.NodeSpec(), node.status or wire.NodeStatus()
+def _node(node: WireNode) -> Node:
+    meta, spec, status = node.metadata, node.spec or WireNodeSpec(), node.status or WireNodeStatus()
     labels = meta.labels or {}
     pod_cidrs = spec.podCIDRs or ([spec.podCIDR] if spec.podCIDR else [])
     addresses = (

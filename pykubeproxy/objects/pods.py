@@ -1,14 +1,14 @@
 """Pods: the fields that commands read. The agent watches no Pods."""
 
 from collections.abc import Mapping
-from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from pykubeproxy.objects import check, wire
-from pykubeproxy.objects.entries import accepted
+from pykubeproxy.objects import check
+from pykubeproxy.objects.check import accepted
+from pykubeproxy.objects.decode import WireMetadata, timestamp
 from pykubeproxy.objects.values import EndpointPort, Key, RejectedValue
 
 _FINISHED = ("Succeeded", "Failed")
@@ -76,71 +76,71 @@ class Pod(msgspec.Struct, frozen=True):
         return self.phase in _FINISHED
 
 
-class _Address(msgspec.Struct, gc=False):
+class _WirePodAddress(msgspec.Struct, gc=False):
     ip: str = ""
 
 
-class _Condition(msgspec.Struct, gc=False):
+class _WirePodCondition(msgspec.Struct, gc=False):
     type: str
     status: str
 
 
-class _Port(msgspec.Struct, gc=False):
+class _WirePodPort(msgspec.Struct, gc=False):
     containerPort: int  # noqa: N815
     name: str | None = None
     protocol: str | None = None
 
 
-class _Container(msgspec.Struct, gc=False):
+class _WireContainer(msgspec.Struct, gc=False):
     name: str = ""
     image: str | None = None
     command: list[str] | None = None
     args: list[str] | None = None
-    ports: list[_Port] | None = None
+    ports: list[_WirePodPort] | None = None
 
 
-class _Spec(msgspec.Struct, gc=False):
+class _WirePodSpec(msgspec.Struct, gc=False):
     nodeName: str | None = None  # noqa: N815
     hostNetwork: bool | None = None  # noqa: N815
-    containers: list[_Container] | None = None
+    containers: list[_WireContainer] | None = None
 
 
-class _StateDetail(msgspec.Struct, gc=False):
+class _WirePodStateDetail(msgspec.Struct, gc=False):
     reason: str | None = None
     message: str | None = None
     startedAt: str | None = None  # noqa: N815
 
 
-class _State(msgspec.Struct, gc=False):
-    waiting: _StateDetail | None = None
-    running: _StateDetail | None = None
-    terminated: _StateDetail | None = None
+class _WirePodState(msgspec.Struct, gc=False):
+    waiting: _WirePodStateDetail | None = None
+    running: _WirePodStateDetail | None = None
+    terminated: _WirePodStateDetail | None = None
 
 
-class _ContainerStatus(msgspec.Struct, gc=False):
+class _WireContainerStatus(msgspec.Struct, gc=False):
     name: str
     ready: bool = False
     restartCount: int = 0  # noqa: N815
-    state: _State | None = None
+    state: _WirePodState | None = None
 
 
-class _Status(msgspec.Struct, gc=False):
+class _WirePodStatus(msgspec.Struct, gc=False):
     phase: str | None = None
     reason: str | None = None
     message: str | None = None
     podIP: str | None = None  # noqa: N815
-    podIPs: list[_Address] | None = None  # noqa: N815
-    conditions: list[_Condition] | None = None
-    containerStatuses: list[_ContainerStatus] | None = None  # noqa: N815
+    podIPs: list[_WirePodAddress] | None = None  # noqa: N815
+    conditions: list[_WirePodCondition] | None = None
+    containerStatuses: list[_WireContainerStatus] | None = None  # noqa: N815
 
 
-class _Pod(msgspec.Struct, gc=False):
-    metadata: wire.Metadata
-    spec: _Spec
-    status: _Status | None = None
+class _WirePod(msgspec.Struct, gc=False):
+    metadata: WireMetadata
+    spec: _WirePodSpec
+    status: _WirePodStatus | None = None
 
 
-_pods = msgspec.json.Decoder(_Pod)
+_pods = msgspec.json.Decoder(_WirePod)
 
 
 def decode_pod(raw: bytes | msgspec.Raw) -> Pod:
@@ -149,10 +149,10 @@ def decode_pod(raw: bytes | msgspec.Raw) -> Pod:
         pod = _pods.decode(raw)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    meta, spec, status = pod.metadata, pod.spec, pod.status or _Status()
+    meta, spec, status = pod.metadata, pod.spec, pod.status or _WirePodStatus()
     rejected: list[RejectedValue] = []
-    ips = [it.ip for it in status.podIPs or ()] or [status.podIP or ""]
-    statuses = {it.name: it for it in status.containerStatuses or ()}
+    ips = [address.ip for address in status.podIPs or ()] or [status.podIP or ""]
+    statuses = {entry.name: entry for entry in status.containerStatuses or ()}
     return Pod(
         namespace=check.label(meta.namespace or "default", "metadata.namespace"),
         name=check.subdomain(meta.name, "metadata.name"),
@@ -161,18 +161,22 @@ def decode_pod(raw: bytes | msgspec.Raw) -> Pod:
         ),
         node=spec.nodeName or "",
         host_network=spec.hostNetwork is True,
-        ready=any(it.type == "Ready" and it.status == "True" for it in status.conditions or ()),
+        ready=any(
+            condition.type == "Ready" and condition.status == "True" for condition in status.conditions or ()
+        ),
         phase=status.phase or "",
-        ports=tuple(_port(port) for it in spec.containers or () for port in it.ports or ()),
+        ports=tuple(_port(port) for container in spec.containers or () for port in container.ports or ()),
         labels=meta.labels or {},
         reason=_joined(status.reason, status.message),
         deleting=meta.deletionTimestamp is not None,
         default_container=(meta.annotations or {}).get(_DEFAULT_CONTAINER, ""),
-        containers=tuple(_container(it, statuses.get(it.name)) for it in spec.containers or ()),
+        containers=tuple(
+            _container(container, statuses.get(container.name)) for container in spec.containers or ()
+        ),
     )
 
 
-def _port(port: _Port) -> EndpointPort:
+def _port(port: _WirePodPort) -> EndpointPort:
     return EndpointPort(
         name=port.name or "",
         protocol=check.protocol(port.protocol, "spec.containers.ports.protocol"),
@@ -180,10 +184,10 @@ def _port(port: _Port) -> EndpointPort:
     )
 
 
-def _container(spec: _Container, status: _ContainerStatus | None) -> Container:
+def _container(spec: _WireContainer, status: _WireContainerStatus | None) -> Container:
     command = (*(spec.command or ()), *(spec.args or ()))
-    status = status or _ContainerStatus(spec.name)
-    state = status.state or _State()
+    status = status or _WireContainerStatus(spec.name)
+    state = status.state or _WirePodState()
     stopped = state.waiting or state.terminated
     return Container(
         name=spec.name,
@@ -191,7 +195,7 @@ def _container(spec: _Container, status: _ContainerStatus | None) -> Container:
         command=command,
         ready=status.ready,
         restarts=status.restartCount,
-        running_since=_seconds(state.running.startedAt) if state.running else None,
+        running_since=timestamp(state.running.startedAt) if state.running else None,
         problem=_joined(stopped.reason, stopped.message) if stopped else "",
     )
 
@@ -199,12 +203,4 @@ def _container(spec: _Container, status: _ContainerStatus | None) -> Container:
 def _joined(reason: str | None, message: str | None) -> str:
     """Return what a kubelet says, in one printable line."""
     text = ": ".join(filter(None, (reason, message)))
-    return " ".join("".join(it if it.isprintable() else " " for it in text).split())
-
-
-def _seconds(time: str | None) -> float | None:
-    """Return an RFC 3339 time in seconds since 1970, None if it is missing or malformed."""
-    try:
-        return datetime.fromisoformat(time).timestamp() if time else None
-    except ValueError:
-        return None
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

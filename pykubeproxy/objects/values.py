@@ -1,6 +1,7 @@
 """Validated, frozen values of the Kubernetes objects this program reads, and events about them."""
 
 import enum
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -44,6 +45,11 @@ def family_of(address: str) -> Family:
     return Family.IPV6 if ":" in address else Family.IPV4
 
 
+def of_family(texts: Iterable[str], family: Family) -> tuple[str, ...]:
+    """Return the canonical IP addresses and CIDRs of one family."""
+    return tuple([text for text in texts if family_of(text) is family])
+
+
 def address_and_port(address: str, port: int) -> str:
     """Return text such as 10.0.0.1:80 or [fd00::1]:80."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
@@ -52,7 +58,7 @@ def address_and_port(address: str, port: int) -> str:
 class RejectedValue(NamedTuple):
     """An invalid value of a field. It costs only `skipped`, the part of the object around it, such as "the port".
 
-    `reason` is such as "not an IP address" or "a loopback address".
+    `reason`, e.g. "not an IP address" or "a loopback address".
     """
 
     field: str

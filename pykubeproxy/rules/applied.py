@@ -24,13 +24,12 @@ from pykubeproxy.rules.digests import (
     PortTotals,
     digest,
 )
-from pykubeproxy.rules.dispatch import SharedEntries, rules_in, with_branches
-from pykubeproxy.rules.ownership import is_ours, is_owned, referenced_by_others
-from pykubeproxy.rules.parse import parse_target
-from pykubeproxy.rules.restore_text import Chain
+from pykubeproxy.rules.dispatch import SharedEntries, Tree, rules_in
+from pykubeproxy.rules.iptables_save import parse_target
+from pykubeproxy.rules.ownership import is_ours, is_owned, referenced_by_others, with_branches
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import PortRules
-from pykubeproxy.rules.tree import Tree
+from pykubeproxy.rules.text import Chain
 from pykubeproxy.services.ports import PortName
 
 _FRONTEND = re.compile(r"(?:-d (\S+)/(?:32|128) )?.*--dport (\d+)(?: |$)")
@@ -214,9 +213,9 @@ class AppliedState:
                 some.append(chain)
         else:
             return None
-        before = {it.name: it for it in self.ports(port.name.service_key)}.get(port.name)
+        before = {kept.name: kept for kept in self.ports(port.name.service_key)}.get(port.name)
         before = before or AppliedPort.of(DesiredPort(port.name, PortRules(()), 0), ())
-        chains = before.chains() | {it.key.chain: AppliedChain.of(it) for it in some}
+        chains = before.chains() | {chain.key.chain: AppliedChain.of(chain) for chain in some}
         ordered = {name: chains[name] for name in sorted(chains, key=names.is_endpoint_chain)}
         return KeptPort(before.holding(ordered), tuple(reversed(some)))
 
@@ -269,7 +268,8 @@ class AppliedState:
         """Return what to write and delete; do not change this state."""
         entries = self._shared_entries(desired)
         trees = {
-            key: it.arranged(desired.node_port_jumps, desired.options.dispatch) for key, it in entries.items()
+            key: shared_entries.arranged(desired.node_port_jumps, desired.options.dispatch)
+            for key, shared_entries in entries.items()
         }
         roots = (Chain(key, tree.root) for key, tree in trees.items() if key.table == "nat")
         fixed = itertools.starmap(Chain, skeleton.fixed_chains(desired.options).items())
@@ -285,7 +285,7 @@ class AppliedState:
     def filter_entries(self, key: ChainKey) -> SharedEntries:
         """Return the applied entries of a shared chain of table filter: they stay in force while nat changes.
 
-        None if the chain is missing.
+        A chain that is missing has none.
         """
         if key not in self._chains:
             return SharedEntries(key)
@@ -378,7 +378,7 @@ class AppliedState:
             entries = tuple(
                 (key, kept)
                 for key, rules in port.entries
-                if (kept := tuple(it for it in rules if (at := _frontend(it)) is None or at in served))
+                if (kept := tuple(rule for rule in rules if (at := _frontend(rule)) is None or at in served))
             )
             changed |= {key for key, _ in {*port.entries} ^ {*entries}}
             ports.append(msgspec.structs.replace(port, entries=entries))
@@ -456,7 +456,7 @@ class AppliedState:
             if len(keys) < len(skeleton.SHARED):
                 keys |= self._changed_entries(service, ports)
         found = {}
-        for key in (it for it in skeleton.SHARED if it in keys):
+        for key in (chain_key for chain_key in skeleton.SHARED if chain_key in keys):
             changed = desired.services.keys() | (
                 self._withdrawn if key in self._entries else self._services.keys()
             )

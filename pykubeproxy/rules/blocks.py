@@ -1,33 +1,22 @@
 """Divide an update into the blocks of iptables-restore, in an order that interrupts no service.
 
-The order of the blocks:
-
-1. filter gets the rules that reject or drop, and keeps its old ones;
-2. nat gets the chains of single service ports;
-3. nat's shared chains switch over to them, and chains that nothing refers to any more are deleted;
-4. filter loses the rules that no longer hold.
-
-So filter rejects a service without endpoints before nat deletes its chains. It accepts the service again after nat has
-the chains.
+`Blocks` is a value: it yields the chunks of the input, rendered one by one, with the chains that each writes and deletes,
+and the `Stage` that says why they stand at this place. filter rejects a service without endpoints before nat deletes its
+chains, and accepts the service again after nat has the chains.
 """
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from pykubeproxy.rules.applied import ChainUpdate, Update
 from pykubeproxy.rules.digests import AppliedChain, AppliedPort
-from pykubeproxy.rules.restore_text import (
-    Chain,
-    Rules,
-    block,
-    delete_chains,
-    empty_chains,
-    join,
-    write_chains,
-)
-from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.rules.tree import Tree
+from pykubeproxy.rules.dispatch import Tree
+from pykubeproxy.rules.ruleset import ChainKey, Rules
+from pykubeproxy.rules.text import Chain, block, delete_chains, empty_chains, join, write_chains
 
 # iptables-nft takes some milliseconds for a block, and a time that grows with the square of its chains. Measured with
 # 1000 services: 0.46 s at 50, 0.36 s at 200, 0.53 s at 1000.
@@ -45,32 +34,50 @@ _LEGACY_DECLARED_TOGETHER = 2000
 _T = TypeVar("_T")
 
 
+class Stage(Enum):
+    """Why chains are written or deleted at their place in the input. Stages are in the order of the input."""
+
+    CANARY = "mangle gets its only chain, to which nothing refers"
+    REJECTING = "filter gains the rules that reject or drop, and keeps its old ones"
+    OWN = "nat gets its fixed chains and those of single service ports, to which no shared chain refers yet"
+    SWITCHING = "nat's shared chains switch over to them"
+    UNUSED = "chains to which nothing refers any more are deleted"
+    RELEASING = "filter loses the rules that no longer hold"
+
+
 class Chunk(NamedTuple):
     """A piece of restore input that never goes beyond the end of a block, and what it does.
 
     `chains` are the written chains with their final rules, `deleted` the deleted ones. `ports` are service ports
-    whose chains are all written by the end of the block.
+    whose chains are all written by the end of the block. `stages` say why they stand at this place.
     """
 
     text: str
     chains: tuple[Chain, ...] = ()
     deleted: tuple[ChainKey, ...] = ()
     ports: tuple[AppliedPort, ...] = ()
+    stages: tuple[Stage, ...] = ()
 
 
-def chunks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]:
-    """Yield the restore input of an update in chunks, rendered one by one; no text if nothing changes.
+class Blocks(msgspec.Struct, frozen=True):
+    """The restore input of an update: chunks, rendered while they are read, the same at each iteration.
 
     A block names at most about `chains_per_block` chains, more if there are many: the time of iptables-nft grows with the
     square of their number (1.8.9 to 1.8.13). None means one block for each table, since iptables-legacy replaces the whole
     table for each block. The chains of one service port share a block if they fit; else those that others jump to go
-    first.
+    first. The chunks have no text if nothing changes.
     """
-    early, late = _filter_steps(update, chains_per_block or _LEGACY_DECLARED_TOGETHER)
-    yield _block("mangle", _written(_of_table("mangle", update.fixed)))
-    yield from _blocks("filter", early, chains_per_block)
-    yield from _nat_blocks(update, chains_per_block)
-    yield from _blocks("filter", late, chains_per_block)
+
+    update: Update
+    chains_per_block: int | None
+
+    def __iter__(self) -> Iterator[Chunk]:
+        update, limit = self.update, self.chains_per_block
+        early, late = _filter_steps(update, limit or _LEGACY_DECLARED_TOGETHER)
+        yield _block("mangle", _written(_of_table("mangle", update.fixed), Stage.CANARY))
+        yield from _blocks("filter", early, limit)
+        yield from _nat_blocks(update, limit)
+        yield from _blocks("filter", late, limit)
 
 
 def _of_table(table: str, chains: Iterable[Chain]) -> list[Chain]:
@@ -106,10 +113,13 @@ def _filter_steps(update: Update, limit: int) -> tuple[list[Chunk], list[Chunk]]
         ]
         desired.update(final)
         unused.update(dict.fromkeys((*update.applied.branches(root), *both)))
-    early = [Chunk(write_chains(some), _final(some, desired)) for some in _portions(tuple(before), limit)]
-    lines = Chunk(join(update.desired.ensured.get("filter", ())))
+    early = [
+        Chunk(write_chains(some), _final(some, desired), stages=(Stage.REJECTING,))
+        for some in _portions(tuple(before), limit)
+    ]
+    lines = Chunk(join(update.desired.ensured.get("filter", ())), stages=(Stage.REJECTING,))
     early[-1:] = [_joined((*early[-1:], lines))]
-    late = [_written(some) for some in _portions(tuple(after), limit)]
+    late = [_written(some, Stage.RELEASING) for some in _portions(tuple(after), limit)]
     gone = tuple(key for key in unused if key not in desired)
     late += _deleted_branches(update, gone, limit)
     return early, [_joined(late)] if max(len(after), len(gone)) <= limit else late
@@ -121,10 +131,12 @@ def _deleted_branches(update: Update, gone: tuple[ChainKey, ...], limit: int) ->
     emptied = tuple(key for key in gone if key not in kept or update.applied.differs(Chain(key, ())))
     for keys in _portions(emptied, limit):
         yield Chunk(
-            empty_chains(key.chain for key in keys), tuple(Chain(key, ()) for key in keys if key in kept)
+            empty_chains(key.chain for key in keys),
+            tuple(Chain(key, ()) for key in keys if key in kept),
+            stages=(Stage.RELEASING,),
         )
     for keys in _portions(tuple(key for key in gone if key not in kept), limit):
-        yield Chunk(delete_chains(key.chain for key in keys), deleted=keys)
+        yield Chunk(delete_chains(key.chain for key in keys), deleted=keys, stages=(Stage.RELEASING,))
 
 
 def _final(chains: Iterable[Chain], desired: Mapping[ChainKey, Rules]) -> tuple[Chain, ...]:
@@ -144,11 +156,9 @@ def _nat_blocks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]
         limit = max(chains_per_block, min(_MOST_CHAINS, update.applied.chain_count() // _TABLE_PER_BLOCK))
     batched = batches(update.chains(), limit)
     first = list(itertools.islice(batched, 2))
-    unused = update.replaced_chains()
-    for batch in first:
-        _keep(unused, batch)
-    is_small = len(first) <= 1 and len(unused) <= limit
-    steps = _nat_steps(update, itertools.chain(first, batched), unused, limit)
+    replaced = update.replaced_chains()
+    is_small = len(first) <= 1 and len(_unused(replaced, _names(first))) <= limit
+    steps = _nat_steps(update, itertools.chain(first, batched), replaced, limit)
     if chains_per_block and is_small:
         # A chunk is a whole block: iptables-nft finds out at COMMIT which line the kernel rejects.
         steps = iter([_joined(tuple(steps))])
@@ -156,21 +166,22 @@ def _nat_blocks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]
 
 
 def _nat_steps(
-    update: Update, batched: Iterable[ChainUpdate], unused: dict[str, AppliedChain], limit: int
+    update: Update, batched: Iterable[ChainUpdate], replaced: Mapping[str, AppliedChain], limit: int
 ) -> Iterator[Chunk]:
     """Yield the steps of table nat, without the lines that begin and end a block."""
-    yield _written(_of_table("nat", update.fixed))
-    written = 0
+    yield _written(_of_table("nat", update.fixed), Stage.OWN)
+    written, used = 0, set[str]()
     for batch in batched:
-        _keep(unused, batch)
+        if replaced:
+            used.update(_names([batch]))
         written += len(batch.chains)
-        yield Chunk(write_chains(batch.chains), batch.chains, ports=batch.ports)
-    shared = _written(_of_table("nat", update.shared))
+        yield Chunk(write_chains(batch.chains), batch.chains, ports=batch.ports, stages=(Stage.OWN,))
+    shared = _written(_of_table("nat", update.shared), Stage.SWITCHING)
     yield shared._replace(text=shared.text + join(update.desired.ensured.get("nat", ())))
-    yield from _removed(update, unused, limit, written)
+    yield from _removed(update, _unused(replaced, used), limit, written)
 
 
-def _removed(update: Update, unused: dict[str, AppliedChain], limit: int, written: int) -> Iterator[Chunk]:
+def _removed(update: Update, unused: Mapping[str, AppliedChain], limit: int, written: int) -> Iterator[Chunk]:
     """Yield the steps that delete unused chains: as many as the update may, or as it has written: they must not pile up.
 
     A chain is emptied and deleted in one block: if another proxy refers to it by now, the kernel rejects the block, and
@@ -180,22 +191,33 @@ def _removed(update: Update, unused: dict[str, AppliedChain], limit: int, writte
     kept = {name for name in unused if update.applied.can_only_be_emptied(ChainKey("nat", name))}
     emptied = tuple(name for name in sorted(kept) if unused[name].digest != empty)
     for names in _portions(emptied, limit):
-        yield Chunk(empty_chains(names), tuple(Chain(ChainKey("nat", name), ()) for name in names))
+        yield Chunk(
+            empty_chains(names),
+            tuple(Chain(ChainKey("nat", name), ()) for name in names),
+            stages=(Stage.UNUSED,),
+        )
     together, others = update.applied.deletion_order([name for name in unused if name not in kept])
     if (most := update.desired.most_deleted) is not None:
         others = others[: max(0, max(most, written) - len(together))]
     for names in (together, *_portions(others, limit)):
         yield Chunk(
-            empty_chains(names) + delete_chains(names), deleted=tuple(ChainKey("nat", name) for name in names)
+            empty_chains(names) + delete_chains(names),
+            deleted=tuple(ChainKey("nat", name) for name in names),
+            stages=(Stage.UNUSED,),
         )
 
 
-def _keep(unused: dict[str, AppliedChain], batch: ChainUpdate) -> None:
-    """Remove the chains of a batch from the unused ones."""
-    if unused:
-        for port in batch.ports:
-            for name in port.names.split():
-                unused.pop(name, None)
+def _names(batched: Iterable[ChainUpdate]) -> Iterator[str]:
+    """Yield the names of the chains of the service ports in these batches."""
+    return (name for batch in batched for port in batch.ports for name in port.names.split())
+
+
+def _unused(replaced: Mapping[str, AppliedChain], used: Iterable[str]) -> dict[str, AppliedChain]:
+    """Return the replaced chains that are not used any more."""
+    if not replaced:
+        return {}
+    used = frozenset(used)
+    return {name: chain for name, chain in replaced.items() if name not in used}
 
 
 def batches(updates: Iterable[ChainUpdate], limit: int) -> Iterator[ChainUpdate]:
@@ -229,8 +251,8 @@ def _portions(items: tuple[_T, ...], size: int) -> Iterator[tuple[_T, ...]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _written(chains: Sequence[Chain]) -> Chunk:
-    return Chunk(write_chains(chains), tuple(chains))
+def _written(chains: Sequence[Chain], stage: Stage) -> Chunk:
+    return Chunk(write_chains(chains), tuple(chains), stages=(stage,))
 
 
 def _block(table: str, chunk: Chunk) -> Chunk:
@@ -243,6 +265,7 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
         chains=tuple(chain for chunk in chunks for chain in chunk.chains),
         deleted=tuple(key for chunk in chunks for key in chunk.deleted),
         ports=tuple(port for chunk in chunks for port in chunk.ports),
+        stages=tuple(dict.fromkeys(stage for chunk in chunks if chunk.text for stage in chunk.stages)),
     )
 
 

@@ -1,22 +1,24 @@
 """The context of a family's rules: what they depend on besides Services and EndpointSlices."""
 
 import ipaddress
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 import msgspec
 
 from pykubeproxy.config import PRIMARY, Config, DetectLocalMode
-from pykubeproxy.objects import Family, Key, Node, family_of
+from pykubeproxy.objects import Family, Key, Node, family_of, of_family
 from pykubeproxy.rules.dispatch import node_port_jumps, serves_loopback
 from pykubeproxy.rules.options import LocalTraffic, RuleOptions
 from pykubeproxy.rules.text import host
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import (
+    ANY_LOCAL,
     ApiServers,
     PortName,
     Reserved,
     ReservedAddresses,
     ServiceSkipReason,
+    frontends,
     service_ports,
 )
 from pykubeproxy.services.selection import NodeTopology, ResolvedPort, resolve_ports
@@ -77,14 +79,8 @@ class RuleContext(msgspec.Struct, frozen=True):
         ports = service_ports(service, family, external, self.reserved) if service else ()
         return {
             port.name: frozenset(
-                [
-                    ("", port.node_port),
-                    ("", port.health_check_node_port),
-                    *(
-                        (address, port.port)
-                        for address in (port.cluster_ip, *port.external_ips, *port.load_balancer_ips)
-                    ),
-                ]
+                [("", port.health_check_node_port)]
+                + [("" if at.address == ANY_LOCAL else at.address, at.port) for at in frontends(port)]
             )
             for port in (() if isinstance(ports, ServiceSkipReason) else ports)
         }
@@ -120,7 +116,7 @@ def rule_context(
     return RuleContext(
         node=NodeTopology(node_name, node.zone if node else ""),
         options=options,
-        node_port_jumps=node_port_jumps(networks, _of_family(kernel.addresses, family), options),
+        node_port_jumps=node_port_jumps(networks, of_family(kernel.addresses, family), options),
         allow_external_ips=config.feature_gates.allow_service_external_ips,
         max_service_pairs=config.max_service_pairs,
         max_affinity_lists=config.max_affinity_lists,
@@ -179,7 +175,7 @@ def missing_network(config: Config, node: Node | None, unsupported: Mapping[Fami
             setting, cidrs = "podCIDRs of the Node", node.pod_cidrs if node else ()
         case _:
             return ""
-    if not cidrs or _of_family(cidrs, primary):
+    if not cidrs or of_family(cidrs, primary):
         return ""
     reasons = "".join(f"; {reason}" for reason in unsupported.values())
     return f"{setting}: {', '.join(cidrs)} has no {primary.value} network, which this node needs{reasons}"
@@ -193,9 +189,9 @@ def _local_traffic(config: Config, node: Node | None, family: Family) -> LocalTr
         case DetectLocalMode.INTERFACE_NAME_PREFIX:
             return LocalTraffic(interface=f"{detect.interface_name_prefix}+")
         case DetectLocalMode.NODE_CIDR:
-            cidrs = _of_family(node.pod_cidrs if node else (), family)
+            cidrs = of_family(node.pod_cidrs if node else (), family)
         case DetectLocalMode.CLUSTER_CIDR:
-            cidrs = _of_family(detect.cluster_cidrs, family)
+            cidrs = of_family(detect.cluster_cidrs, family)
     return LocalTraffic(source=cidrs[0]) if cidrs else None
 
 
@@ -206,7 +202,7 @@ def node_port_networks(config: Config, node_ip: str, family: Family) -> tuple[st
     """
     known = not ipaddress.ip_address(node_ip).is_loopback
     given = (cidr for cidr in config.node_port_addresses if known or cidr != PRIMARY)
-    return _of_family((host(node_ip) if cidr == PRIMARY else cidr for cidr in given), family)
+    return of_family((host(node_ip) if cidr == PRIMARY else cidr for cidr in given), family)
 
 
 def _canonical(text: str) -> str:
@@ -216,7 +212,3 @@ def _canonical(text: str) -> str:
     except ValueError:
         return ""
     return str(getattr(address, "ipv4_mapped", None) or address)
-
-
-def _of_family(texts: Iterable[str], family: Family) -> tuple[str, ...]:
-    return tuple(text for text in texts if family_of(text) is family)

@@ -6,7 +6,6 @@ import msgspec
 
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.digests import comparable
-from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.order import aligned
 from pykubeproxy.rules.ownership import is_ours, referenced_by_others
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset, without
@@ -77,9 +76,3 @@ def _differing(before: Ruleset, after: Ruleset) -> Iterator[ChainDifference]:
             )
         if old != new:
             yield ChainDifference(key, old, new)
-
-
-def installed(rendered: Ruleset, options: RuleOptions) -> Ruleset:
-    """Return a rendered Ruleset with the jumps and the kubelet's chain: what it leaves in tables that were empty."""
-    firewall = {skeleton.KUBELET_FIREWALL: skeleton.kubelet_firewall(options)}
-    return Ruleset(rendered.family, {**skeleton.JUMPS, **firewall, **rendered.chains})

@@ -13,11 +13,11 @@ import msgspec
 
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import names
+from pykubeproxy.rules.iptables_save import without_comment
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.parse import without_comment
-from pykubeproxy.rules.restore_text import Chain, Rules
-from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.rules.service import Entries, PortRules
+from pykubeproxy.rules.ruleset import ChainKey, Entries, Rules
+from pykubeproxy.rules.service import PortRules
+from pykubeproxy.rules.text import Chain
 from pykubeproxy.services.ports import PortName
 
 # The digest of a missing chain; hash() never returns it.

@@ -1,9 +1,22 @@
-"""Render the chains that services share, flat or as a tree, and the jumps to node ports."""
+"""Render the chains that services share, flat or as a tree, and the jumps to node ports.
+
+In a flat chain, a packet visits all rules before its own. In the tree it visits at most about sixteen rules on each
+level, and there are at most `LEVELS` levels. The tree is by number: an address or a port.
+
+Usually a level branches on four bits of the number. Numbers with ever longer common prefixes would need a level for each
+of them. Then a level branches by count: on prefixes of any length that divide the numbers evenly. The prefix of one
+chain may contain that of another: the longer prefix comes first, and the chain of the shorter one has a hole there.
+
+The shape depends only on the set of numbers. A chain's name states its numbers and how many levels are below it. So a new
+or removed entry usually changes one leaf, and if only some chains of a new tree are written, a packet still finds every
+number in no more levels. Masks are always prefixes: iptables-nft 1.8.7 stores other masks wrongly.
+"""
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -11,11 +24,206 @@ from pykubeproxy.config import Dispatch
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.parse import parse_target
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset, without
-from pykubeproxy.rules.service import Entries, Rules
+from pykubeproxy.rules.ruleset import ChainKey, Entries, Rules, without
 from pykubeproxy.rules.text import host, rule
-from pykubeproxy.rules.tree import LEVELS, Area, Branch, Prefix, Tree, build_tree
+
+# Most keys per leaf; most rules per key in a shared leaf.
+LEAF = 16
+# The maximum of levels below the root. nftables rejects more than 15 jumps: 13 remain with 7 around the tree, from
+# PREROUTING to KUBE-MARK-MASQ. More than LEAF * 8**5 numbers, half a million, would make longer leaves.
+LEVELS = 6
+_STEP = 4  # bits
+
+
+class Prefix(NamedTuple):
+    """The first `length` bits of a number of `width` bits; the other bits are 0."""
+
+    bits: int
+    length: int
+    width: int
+
+    @property
+    def last(self) -> int:
+        """Return the greatest number with this prefix."""
+        return self.bits | ((1 << (self.width - self.length)) - 1)
+
+
+class Area(NamedTuple):
+    """The numbers of a chain: those with a prefix, except those in holes; `levels` is how many levels are below it."""
+
+    prefix: Prefix
+    holes: tuple[Prefix, ...]
+    levels: int
+
+    @property
+    def suffix(self) -> str:
+        """Return what distinguishes this chain from others of its prefix; "" for a leaf without holes."""
+        holes = "".join(f" -{hole.bits:x}/{hole.length}" for hole in sorted(self.holes))
+        return holes + (f" {self.levels}" if self.levels else "")
+
+
+class Tree(NamedTuple):
+    """The rules of the root chain and all chains below it, each after those it jumps to."""
+
+    root: Rules
+    chains: tuple[tuple[str, Rules], ...]
+
+
+class Branch(NamedTuple):
+    """A chain below another one: its name, the rule that jumps to it, and a rule without effect that describes it.
+
+    `note` is the last rule of the chain: packets that match another rule do not visit it.
+    """
+
+    name: str
+    jump: str
+    note: str
+
+
+def build_tree(
+    entries: Mapping[int, Rules],
+    width: int,
+    branch: Callable[[Area], Branch],
+    leaf: int = 0,
+    levels: int = LEVELS,
+    elsewhere: Iterable[int] = (),
+) -> Tree:
+    """Arrange the rules of each number in a tree.
+
+    `width` is the length of the numbers in bits, a multiple of four. `branch` returns the chain for an area. `leaf` is the
+    maximum of numbers in a chain without branches, usually `LEAF`; `levels` is that of levels below the root. The rules
+    of the numbers `elsewhere` are in another tree: chains have holes there.
+    """
+    builder = _Builder(entries, width, branch, leaf or LEAF)
+    holes = tuple(Prefix(number, width, width) for number in elsewhere)
+    root, _ = builder.rules(sorted(entries), holes, levels)
+    return Tree(root, tuple(builder.chains))
+
+
+class _TreePart(NamedTuple):
+    """Numbers that share a prefix, and the holes in it."""
+
+    prefix: Prefix
+    numbers: Sequence[int]
+    holes: tuple[Prefix, ...] = ()
+
+
+class _Builder:
+    def __init__(
+        self, entries: Mapping[int, Rules], width: int, branch: Callable[[Area], Branch], leaf: int
+    ) -> None:
+        self.chains: list[tuple[str, Rules]] = []
+        self._entries = entries
+        self._width = width
+        self._branch = branch
+        self._leaf = leaf
+        # A number with more rules has a chain of its own, so a leaf has at most as many rules for any `leaf`.
+        self._most = max(LEAF * LEAF // leaf, 1)
+
+    def rules(
+        self, numbers: Sequence[int], holes: tuple[Prefix, ...], levels: int, by_digit: bool = False
+    ) -> tuple[Rules, int]:
+        """Return the rules for sorted numbers, and how many levels of chains they need; at most `levels`."""
+        entries = self._entries
+        is_leaf = len(numbers) <= self._leaf
+        if (
+            not levels
+            or len(numbers) == 1
+            or (is_leaf and all(len(entries[number]) <= self._most for number in numbers))
+        ):
+            return tuple(rule for number in numbers for rule in entries[number]), 0
+        # Below a level by digits, digits need one level less each time.
+        by_digit = by_digit or _digits(numbers, self._leaf) < levels
+        if is_leaf:
+            width = self._width
+            parts: Iterator[_TreePart] = (
+                _TreePart(Prefix(number, width, width), (number,)) for number in numbers
+            )
+        else:
+            parts = (
+                _by_digit(numbers, holes, self._width)
+                if by_digit
+                else _by_count(numbers, holes, self._width, self._leaf)
+            )
+        rules: list[str] = []
+        needed = 0
+        for part in parts:
+            if len(part.numbers) == 1 and len(entries[part.numbers[0]]) <= self._most:
+                # A branch costs as much as the entry itself.
+                rules += entries[part.numbers[0]]
+                continue
+            below, levels_below = self.rules(part.numbers, part.holes, levels - 1, by_digit)
+            child = self._branch(Area(part.prefix, part.holes, levels_below))
+            self.chains.append((child.name, (*below, child.note)))
+            rules.append(child.jump)
+            needed = max(needed, levels_below + 1)
+        return tuple(rules), needed
+
+
+def _digits(numbers: Sequence[int], leaf: int) -> int:
+    """Return how many levels by digits these sorted numbers need at most.
+
+    A level divides more numbers than a leaf holds, so two of them that are so far apart differ first in its digit.
+    """
+    return len({((a ^ b).bit_length() - 1) // _STEP for a, b in zip(numbers, numbers[leaf:], strict=False)})
+
+
+def _by_digit(numbers: Sequence[int], holes: tuple[Prefix, ...], width: int) -> Iterator[_TreePart]:
+    """Divide sorted numbers by the first digit of four bits in which they differ."""
+    length = _shared(numbers, width).length // _STEP * _STEP + _STEP
+    shift = width - length
+    start = 0
+    for end in range(1, len(numbers) + 1):
+        if end == len(numbers) or numbers[end] >> shift != numbers[start] >> shift:
+            prefix = Prefix(numbers[start] >> shift << shift, length, width)
+            yield _TreePart(prefix, numbers[start:end], _inside(prefix, holes))
+            start = end
+
+
+def _by_count(
+    numbers: Sequence[int], holes: tuple[Prefix, ...], width: int, leaf: int
+) -> Iterator[_TreePart]:
+    """Divide sorted numbers into at most 17 parts of an eighth at most, rounded up to a power of two.
+
+    From the leaves of the binary tree of all prefixes upwards, cut off each subtree with more than a sixteenth.
+    """
+    least = max(leaf, (1 << (len(numbers) - 1).bit_length()) // 8, 2) // 2
+    parts: list[_TreePart] = []
+
+    def cut(numbers: Sequence[int], enough: int = least) -> tuple[Sequence[int], tuple[Prefix, ...]]:
+        """Return the numbers that no part has taken, and the prefixes of the parts."""
+        left = numbers
+        taken: tuple[Prefix, ...] = ()
+        prefix = _shared(numbers, width)
+        if len(numbers) > least:
+            (low, taken_low), (high, taken_high) = map(cut, _halves(numbers))
+            left, taken = [*low, *high], (*taken_low, *taken_high)
+        if len(left) <= enough:
+            return left, taken
+        parts.append(_TreePart(prefix, left, (*taken, *_inside(prefix, holes))))
+        return (), (prefix,)
+
+    for half in _halves(numbers):
+        cut(half, enough=0)
+    return iter(parts)
+
+
+def _shared(numbers: Sequence[int], width: int) -> Prefix:
+    """Return the longest prefix that sorted numbers share."""
+    differing = (numbers[0] ^ numbers[-1]).bit_length()
+    return Prefix(numbers[0] >> differing << differing, width - differing, width)
+
+
+def _halves(numbers: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Divide sorted numbers by the first bit in which they differ."""
+    differing = (numbers[0] ^ numbers[-1]).bit_length() - 1
+    middle = bisect_left(numbers, numbers[-1] >> differing << differing)
+    return numbers[:middle], numbers[middle:]
+
+
+def _inside(prefix: Prefix, holes: tuple[Prefix, ...]) -> tuple[Prefix, ...]:
+    return tuple(hole for hole in holes if prefix.bits <= hole.bits <= prefix.last)
+
 
 _NODE_PORTS_COMMENT = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 
@@ -26,15 +234,13 @@ _TREE_ABOVE_RULES = 1000
 # An address with more rules has a tree by port, with up to so many ports in a leaf. A new chain costs iptables more than
 # many rules, and only packets to this address visit them.
 PORTS_LEAF = 256
-# At most `tree.LEVELS` together: of the tree of such addresses, their own chains, and the trees by port. With more than
+# At most LEVELS together: of the tree of such addresses, their own chains, and the trees by port. With more than
 # LEAF * 8**2 such addresses, a quarter of a million rules, leaves get longer.
 _LEVELS_ABOVE, _LEVELS_BELOW = 2, 3
 
 _PORT = re.compile(
     r'(?:-d \S+ )?-p (\w+) (?:-m comment --comment "[^"]*" )?(?:-m addrtype --dst-type LOCAL )?-m \w+ --dport (\d+)(?: |$)'
 )
-# An entry for a UDP service port: with -d for an address, without for a node port.
-_UDP_ENTRY = re.compile(r"(?:-d (\S+)/(?:32|128) )?-p udp .*--dport (\d+) -j KUBE-(?:SVC|SVL|EXT|FW)-")
 _ANY_ADDRESS = ""
 # Names before and after those of all Services.
 _FIRST, _LAST = Key("", ""), Key("~", "")
@@ -52,7 +258,7 @@ def rules_in(key: ChainKey, ports: Iterable[Entries]) -> Rules:
     return tuple([text for entries in ports for chain, rules in entries if chain == key for text in rules])
 
 
-class _Group(msgspec.Struct, frozen=True):
+class _AddressGroup(msgspec.Struct, frozen=True):
     """The entries of one address in a shared chain: of each Service, all in order, and arranged by port if they are many.
 
     `number` is the address. `destinations` counts ports if the entries have no address.
@@ -74,7 +280,7 @@ class SharedEntries(msgspec.Struct, frozen=True):
 
     key: ChainKey
     services: Mapping[Key, Rules] = {}
-    groups: Mapping[str, _Group] = {}
+    groups: Mapping[str, _AddressGroup] = {}
 
     def replacing(self, services: Mapping[Key, Rules]) -> "SharedEntries":
         """Return the entries with those of these Services instead of theirs."""
@@ -92,9 +298,9 @@ class SharedEntries(msgspec.Struct, frozen=True):
                     changed[address][service] = now[address]
         groups = {
             **self.groups,
-            **{it: _group(self.key, it, rules) for it, rules in changed.items() if rules},
+            **{address: _group(self.key, address, rules) for address, rules in changed.items() if rules},
         }
-        for address in [it for it, rules in changed.items() if not rules]:
+        for address in [address for address, rules in changed.items() if not rules]:
             del groups[address]
         left = {service: rules for service, rules in {**self.services, **services}.items() if rules}
         return SharedEntries(self.key, left, groups)
@@ -151,21 +357,21 @@ class SharedEntries(msgspec.Struct, frozen=True):
         return Tree((*one.root, *two.root, *others.root), (*below, *one.chains, *two.chains, *others.chains))
 
 
-def _group(key: ChainKey, address: str, services: Mapping[Key, Rules]) -> _Group:
+def _group(key: ChainKey, address: str, services: Mapping[Key, Rules]) -> _AddressGroup:
     """Group entries of one address. Arrange those without an address by port, and many of one address."""
     ordered = tuple((service, services[service]) for service in sorted(services))
     rules = _ordered(key, (rules for _, rules in ordered))
     if address == _ANY_ADDRESS:
         by_port = _by_port(rules)
         tree = _port_tree(key, address, by_port)
-        return _Group(ordered, rules, tree, 0, sum(map(len, by_port.values())))
+        return _AddressGroup(ordered, rules, tree, 0, sum(map(len, by_port.values())))
     tree, at = Tree(rules, ()), ipaddress.ip_address(address.partition("/")[0])
     if len(rules) > PORTS_LEAF:
         ports = _port_tree(key, address, _by_port(rules), PORTS_LEAF, _LEVELS_BELOW)
         whole = Prefix(int(at), at.max_prefixlen, at.max_prefixlen)
         own = _address_branch(key, "ports")(Area(whole, (), 0))
         tree = Tree((own.jump,), (*ports.chains, (own.name, (*ports.root, own.note))))
-    return _Group(ordered, rules, tree, int(at), 1)
+    return _AddressGroup(ordered, rules, tree, int(at), 1)
 
 
 def _ordered(key: ChainKey, rules: Iterable[Rules]) -> Rules:
@@ -175,19 +381,6 @@ def _ordered(key: ChainKey, rules: Iterable[Rules]) -> Rules:
         # Cluster IPs go first: no Service may hijack one as its external IP (CVE-2020-8554).
         found.sort(key=_is_no_cluster_ip)
     return tuple(found)
-
-
-def with_branches(live: Ruleset, key: ChainKey) -> Mapping[ChainKey, Rules]:
-    """Return a live shared chain of table filter and all branches below it, with their rules except jumps to branches."""
-    found: dict[ChainKey, Rules] = {}
-    waiting = [key]
-    while waiting:
-        chain = waiting.pop()
-        targets = {text: parse_target(text) for text in live.chains.get(chain, ())}
-        found[chain] = tuple(text for text, target in targets.items() if not names.is_owned(target))
-        below = (ChainKey(key.table, target) for target in targets.values() if names.is_owned(target))
-        waiting += (it for it in dict.fromkeys(below) if it not in found)
-    return found
 
 
 def _is_no_cluster_ip(text: str) -> bool:
@@ -298,21 +491,6 @@ def serves_loopback(networks: tuple[str, ...]) -> bool:
     return not parsed or any(
         n.network_address.is_loopback or ipaddress.ip_address("127.0.0.0") in n for n in parsed
     )
-
-
-def udp_frontends(live: Ruleset) -> frozenset[tuple[str, int]]:
-    """Return address and port of each UDP frontend in live tables, of any proxy; the address is "" for node ports.
-
-    After a restart, only these rules show which deleted services may still have flows.
-    """
-    matches = (
-        _UDP_ENTRY.match(rule)
-        for chain, rules in live.of_table("nat")
-        if chain.startswith("KUBE-")
-        for rule in rules
-        if "-p udp" in rule
-    )
-    return frozenset((match[1] or "", int(match[2])) for match in matches if match)
 
 
 def _jump(match: str = "", destination: str = "") -> str:

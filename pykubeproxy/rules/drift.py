@@ -9,8 +9,8 @@ from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.digests import CHAIN_ENTRIES, comparable, digest
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ownership import FOREIGN_CHAINS, ensured_lines, is_ours, missing_jumps
-from pykubeproxy.rules.restore_text import Chain, Rules
-from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey, Ruleset
+from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey, Rules, Ruleset
+from pykubeproxy.rules.text import Chain
 from pykubeproxy.wording import counted
 
 # Foreign rules at either end of a chain leave ours in place; recognise up to this many.

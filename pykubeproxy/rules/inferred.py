@@ -9,8 +9,8 @@ import msgspec
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import names
 from pykubeproxy.rules.context import KernelFacts
+from pykubeproxy.rules.iptables_save import parse_target, without_comment
 from pykubeproxy.rules.options import LocalTraffic
-from pykubeproxy.rules.parse import parse_target, without_comment
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.ports import PortName
 
@@ -35,16 +35,16 @@ def inferred_facts(rules: Ruleset, addresses: tuple[str, ...]) -> KernelFacts:
 
     A feature is missing only if the rule that would use it is there without it.
     """
-    masquerade = [it for it in rules.chains.get(_POSTROUTING, ()) if "-j MASQUERADE" in it]
+    masquerade = [rule for rule in rules.chains.get(_POSTROUTING, ()) if "-j MASQUERADE" in rule]
     node_ports = rules.chains.get(_NODEPORTS, ())
-    forward = [without_comment(it) for it in rules.chains.get(_FORWARD, ())]
-    invalid = [it for it in forward if "--ctstate INVALID" in it]
+    forward = [without_comment(rule) for rule in rules.chains.get(_FORWARD, ())]
+    invalid = [rule for rule in forward if "--ctstate INVALID" in rule]
     # In a dispatch tree, rules for node ports stand in other chains.
     counting = invalid or (rule for _, some in rules.of_table("nat") for rule in some)
     return KernelFacts(
         addresses=addresses,
-        random_fully=not masquerade or any("--random-fully" in it for it in masquerade),
-        nfacct=not (invalid or node_ports) or any("--nfacct-name" in it for it in counting),
+        random_fully=not masquerade or any("--random-fully" in rule for rule in masquerade),
+        nfacct=not (invalid or node_ports) or any("--nfacct-name" in rule for rule in counting),
         tcp_be_liberal=bool(forward) and not invalid,
     )
 
@@ -75,15 +75,15 @@ def inferred_settings(rules: Ruleset) -> InferredSettings | None:
     """
     if _SERVICES not in rules.chains:
         return None
-    jumps = tuple(it for it in rules.chains[_SERVICES] if parse_target(it) == names.NODEPORTS)
-    served = sum(1 for it in rules.chains[_SERVICES] if _CLUSTER_IP.match(it))
+    jumps = tuple(rule for rule in rules.chains[_SERVICES] if parse_target(rule) == names.NODEPORTS)
+    served = sum(1 for rule in rules.chains[_SERVICES] if _CLUSTER_IP.match(rule))
     most_common = Counter(_masqueraded(rules)).most_common(1)
     how, number = most_common[0] if most_common else (None, 0)
     if 2 * number < served:
         how = None
     masquerade_all = how == LocalTraffic()
     if masquerade_all or how is None:
-        how = next((it for it, _ in Counter(_local(rules)).most_common(1)), None)
+        how = next((found for found, _ in Counter(_local(rules)).most_common(1)), None)
     return InferredSettings(
         masquerade_bit=_masquerade_bit(rules),
         masquerade_all=masquerade_all,
@@ -118,9 +118,9 @@ def _marking(rules: Ruleset) -> Iterator[str]:
     """Yield the rules that masquerade traffic to cluster IPs; versions up to 1.23 have them in KUBE-SERVICES."""
     for key, some in rules.chains.items():
         if key == _SERVICES:
-            yield from (it for it in some if it.endswith("-j KUBE-MARK-MASQ"))
+            yield from (rule for rule in some if rule.endswith("-j KUBE-MARK-MASQ"))
         elif key.table == "nat" and key.chain.startswith((names.CLUSTER_PREFIX, names.LOCAL_PREFIX)):
-            yield from (it for it in some[:1] if it.endswith("-j KUBE-MARK-MASQ"))
+            yield from (rule for rule in some[:1] if rule.endswith("-j KUBE-MARK-MASQ"))
 
 
 def _local(rules: Ruleset) -> Iterator[LocalTraffic]:

@@ -8,7 +8,7 @@ from itertools import combinations_with_replacement
 
 import msgspec
 
-from pykubeproxy.rules.parse import parse_options
+from pykubeproxy.rules.iptables_save import parse_options
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _Ports = tuple[int, int]

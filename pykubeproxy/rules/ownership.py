@@ -1,12 +1,17 @@
-"""Which chains are ours, and which rules of ours stand in foreign chains."""
+"""Answer which live chains and rules are ours, and which addresses and chains live rules of any proxy serve."""
 
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping
 
 from pykubeproxy.rules import names, skeleton
+from pykubeproxy.rules.iptables_save import parse_rule, parse_target
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.parse import parse_target
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.ruleset import ChainKey, Rules, Ruleset
+from pykubeproxy.rules.text import block, join
+from pykubeproxy.services.ports import ApiServers
 
+# An entry for a UDP service port: with -d for an address, without for a node port.
+_UDP_ENTRY = re.compile(r"(?:-d (\S+)/(?:32|128) )?-p udp .*--dport (\d+) -j KUBE-(?:SVC|SVL|EXT|FW)-")
 _FIXED = frozenset((*skeleton.SHARED, *skeleton.FIXED))
 # In table filter, only chains of dispatch trees.
 _OWNED_TABLES = ("nat", "filter")
@@ -91,3 +96,59 @@ def _missing_lines(live: Ruleset, key: ChainKey, options: RuleOptions) -> Iterat
     if any(jump not in (present or ()) for jump in jumps):
         yield from (f"-D {key.chain} {rule}" for rule in present or () if rule in jumps)
         yield from (f"-I {key.chain} {jump}" for jump in reversed(jumps))
+
+
+# The chains of table filter above rules for external addresses, and the ends of comments of such rules in table nat.
+_FILTER = (skeleton.FILTER_EXTERNAL, skeleton.FILTER_FIREWALL)
+_COMMENTS = (" external IP", " loadbalancer IP")
+
+
+def release_input(live: Ruleset, servers: ApiServers) -> str:
+    """Return the restore input that deletes these rules, except those of cluster IPs; "" if there are none."""
+    external = {chain for key in _FILTER for chain in with_branches(live, key)}
+    found = [
+        (key, rule)
+        for key, rules in live.chains.items()
+        if is_ours(key)
+        for rule in rules
+        if "--dport" in rule and _is_external(key, rule, servers, external)
+    ]
+    return "".join(
+        block(table, join(f"-D {key.chain} {rule}" for key, rule in found if key.table == table))
+        for table in ("nat", "filter")
+    )
+
+
+def _is_external(key: ChainKey, text: str, servers: ApiServers, external: Collection[ChainKey]) -> bool:
+    rule = parse_rule(text)
+    if rule.protocol != "TCP" or (rule.destination, rule.port) not in servers:
+        return False
+    return rule.comment.endswith(_COMMENTS) if key.table == "nat" else key in external
+
+
+def with_branches(live: Ruleset, key: ChainKey) -> Mapping[ChainKey, Rules]:
+    """Return a live shared chain of table filter and all branches below it, with their rules except jumps to branches."""
+    found: dict[ChainKey, Rules] = {}
+    waiting = [key]
+    while waiting:
+        chain = waiting.pop()
+        targets = {text: parse_target(text) for text in live.chains.get(chain, ())}
+        found[chain] = tuple(text for text, target in targets.items() if not names.is_owned(target))
+        below = (ChainKey(key.table, target) for target in targets.values() if names.is_owned(target))
+        waiting += (chain for chain in dict.fromkeys(below) if chain not in found)
+    return found
+
+
+def udp_frontends(live: Ruleset) -> frozenset[tuple[str, int]]:
+    """Return address and port of each UDP frontend in live tables, of any proxy; the address is "" for node ports.
+
+    After a restart, only these rules show which deleted services may still have flows.
+    """
+    matches = (
+        _UDP_ENTRY.match(rule)
+        for chain, rules in live.of_table("nat")
+        if chain.startswith("KUBE-")
+        for rule in rules
+        if "-p udp" in rule
+    )
+    return frozenset((match[1] or "", int(match[2])) for match in matches if match)

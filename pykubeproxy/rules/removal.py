@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from pykubeproxy.rules import ipvs_mode, skeleton
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.iptables_save import parse_rule, parse_target
 from pykubeproxy.rules.ownership import is_ours, referenced_by_others
-from pykubeproxy.rules.parse import parse_rule, parse_target
-from pykubeproxy.rules.restore_text import block, delete_chains, empty_chains, join
 from pykubeproxy.rules.ruleset import KUBELET_HINTS, ChainKey, Ruleset, without
+from pykubeproxy.rules.text import block, delete_chains, empty_chains, join
 
 # A jump to a proxy chain is ours if it has one of our comments; its matches differ by version.
 _OUR_COMMENTS = frozenset(
@@ -33,10 +33,6 @@ class Removal(msgspec.Struct, frozen=True):
     emptied: tuple[ChainKey, ...] = ()
     guard_stays: bool = False
 
-    def is_empty(self) -> bool:
-        """Return whether there is nothing to remove."""
-        return not (self.jumps or self.deleted or self.emptied)
-
     def restore_input(self, chains_per_block: int | None) -> str:
         """Return the input for iptables-restore --noflush; empty if there is nothing to remove.
 
@@ -54,10 +50,10 @@ def removal(live: Ruleset, *, loopback_guarded: bool = False, all_modes: bool = 
     - `loopback_guarded`: other rules drop packets to 127.0.0.0/8, or none arrive: the proxy's KUBE-FIREWALL may go
     - `all_modes`: include what only kube-proxy's ipvs mode writes
     """
-    ours = {key for key in live.chains if is_ours(key) or (all_modes and key in ipvs_mode.CHAINS)}
+    ours = {key for key in live.chains if is_ours(key) or (all_modes and key in skeleton.IPVS_CHAINS)}
     if firewall_goes := _is_proxys_firewall(live, loopback_guarded):
         ours.add(skeleton.KUBELET_FIREWALL)
-    comments = _OUR_COMMENTS | ipvs_mode.COMMENTS if all_modes else _OUR_COMMENTS
+    comments = _OUR_COMMENTS | skeleton.IPVS_COMMENTS if all_modes else _OUR_COMMENTS
     jumps: list[tuple[ChainKey, str]] = []
     others = {key: rules for key, rules in live.chains.items() if key not in ours}
     for key in live.chains:
@@ -91,7 +87,7 @@ def kubelet_guards_loopback(live: Ruleset) -> bool:
 
 def is_of_ipvs_mode(rule: str) -> bool:
     """Return whether only kube-proxy's ipvs mode writes this jump into a built-in chain."""
-    return parse_rule(rule).comment in ipvs_mode.COMMENTS
+    return parse_rule(rule).comment in skeleton.IPVS_COMMENTS
 
 
 def _is_proxys_firewall(live: Ruleset, loopback_guarded: bool) -> bool:

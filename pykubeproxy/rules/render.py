@@ -9,9 +9,9 @@ from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.dispatch import shared_chain
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS, RuleOptions
-from pykubeproxy.rules.restore_text import Chain, Rules, block, join, write_chains
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.rules.service import Entries, port_rules, reject_service
+from pykubeproxy.rules.ruleset import ChainKey, Entries, Rules, Ruleset
+from pykubeproxy.rules.service import port_rules, reject_service
+from pykubeproxy.rules.text import Chain, block, join, write_chains
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName, whole_service
 from pykubeproxy.services.selection import ResolvedPort
@@ -43,7 +43,8 @@ def render(cluster: Cluster, context: RuleContext) -> Ruleset:
     options = msgspec.structs.replace(context.options, large_cluster=endpoints > LARGE_CLUSTER_ENDPOINTS)
     rules = {port.port.name: port_rules(port.port, port.selection, options) for port in resolved}
     rules |= {
-        whole_service(it.service): reject_service(it.service, it.cluster_ip, options) for it in too_large
+        whole_service(service.service): reject_service(service.service, service.cluster_ip, options)
+        for service in too_large
     }
     return assemble(rules, options, context.node_port_jumps)
 
@@ -59,6 +60,12 @@ def assemble(ports: Mapping[PortName, ServiceRules], options: RuleOptions, node_
     for name in names:
         chains.update((ChainKey("nat", chain), rules) for chain, rules in ports[name].chains())
     return Ruleset(options.family, chains)
+
+
+def installed(rendered: Ruleset, options: RuleOptions) -> Ruleset:
+    """Return a rendered Ruleset with the jumps and the kubelet's chain: what it leaves in tables that were empty."""
+    firewall = {skeleton.KUBELET_FIREWALL: skeleton.kubelet_firewall(options)}
+    return Ruleset(rendered.family, {**skeleton.JUMPS, **firewall, **rendered.chains})
 
 
 def full_input(ruleset: Ruleset, options: RuleOptions) -> str:

@@ -1,6 +1,5 @@
 """The chains of one family as a value, with rules as iptables-save prints them."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -12,11 +11,18 @@ from pykubeproxy.objects import Family
 BUILT_IN = frozenset(("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"))
 
 
+Rules = tuple[str, ...]
+
+
 class ChainKey(NamedTuple):
     """The table and name of a chain."""
 
     table: str
     chain: str
+
+
+# Rules in shared chains, by chain.
+Entries = tuple[tuple[ChainKey, Rules], ...]
 
 
 class Ruleset(msgspec.Struct, frozen=True):
@@ -43,36 +49,6 @@ class Ruleset(msgspec.Struct, frozen=True):
 
 # The kubelet's own chains, which show the backend that it uses (KEP-3178).
 KUBELET_HINTS = (ChainKey("mangle", "KUBE-IPTABLES-HINT"), ChainKey("mangle", "KUBE-KUBELET-CANARY"))
-# Chains that are not built in have the policy "-".
-NO_POLICY = ("-", "ACCEPT")
-# A line of iptables-save: a rule with its chain, a chain with its policy, a table, something to ignore, or anything else.
-# With counters, a rule starts with a pair such as [12:3456].
-_LINE = re.compile(
-    r"^(?:(?:\[\d+:\d+\] )?-A (\S+) ?(.*)|:([^ \n]*) ?([^ \n]*).*|\*(.*)|#.*|COMMIT|(.+)|)$", re.MULTILINE
-)
-
-
-def parse(family: Family, text: str) -> Ruleset:
-    """Parse the output of iptables-save, with or without counters. Raises ValueError with the line that is invalid."""
-    chains: dict[ChainKey, list[str]] = {}
-    policies: dict[ChainKey, str] = {}
-    table, of_table = "", dict[str, list[str]]()
-    for line in _LINE.finditer(text):
-        chain, rule, declared, policy, header, other = line.groups()
-        if header is not None:
-            table, of_table = header.strip(), {}
-        elif other is not None or (not table and (chain or declared is not None)):
-            number = text.count("\n", 0, line.start()) + 1
-            raise ValueError(f"line {number} is not of the form iptables-save prints: {line[0]!r}")
-        elif chain:
-            if chain not in of_table:
-                of_table[chain] = chains.setdefault(ChainKey(table, chain), [])
-            of_table[chain].append(rule)
-        elif declared is not None:
-            of_table[declared] = chains.setdefault(ChainKey(table, declared), [])
-            if (policy or "-") not in NO_POLICY:
-                policies[ChainKey(table, declared)] = policy
-    return Ruleset(family, {key: tuple(rules) for key, rules in chains.items()}, policies)
 
 
 def without(rules: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:

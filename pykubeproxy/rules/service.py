@@ -1,23 +1,23 @@
 """Render the rules of one service port: its own chains and its entries in shared chains."""
 
 import ipaddress
-from collections.abc import Callable, Iterator
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from pykubeproxy.config import Dispatch
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import names, skeleton
-from pykubeproxy.rules.balancing import balance, endpoint_chains
+from pykubeproxy.rules.dispatch import Tree
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.rules.text import from_local, host, not_from_local, rule
+from pykubeproxy.rules.ruleset import ChainKey, Entries, Rules
+from pykubeproxy.rules.text import from_local, host, not_from_local, printed, probability, rule
 from pykubeproxy.services.endpoints import ResolvedEndpoint
 from pykubeproxy.services.ports import PortName, ServicePort
 from pykubeproxy.services.selection import Selection
-
-Rules = tuple[str, ...]
-# The rules of a service port in shared chains.
-Entries = tuple[tuple[ChainKey, Rules], ...]
 
 # The end of the comments of rules for a quarantined service port.
 QUARANTINED_COMMENT = "is quarantined"
@@ -31,7 +31,7 @@ class _PolicyPath(msgspec.Struct, frozen=True):
     filter_comment: str
 
 
-class _Source(msgspec.Struct, frozen=True):
+class _RuleInputs(msgspec.Struct, frozen=True):
     """The inputs for the own chains of a service port."""
 
     port: ServicePort
@@ -45,7 +45,7 @@ class PortRules(msgspec.Struct, frozen=True):
     """The rules of one service port: `entries` in shared chains, and its own chains in table nat."""
 
     entries: Entries
-    source: _Source | None = None
+    source: _RuleInputs | None = None
 
     def chains(self) -> Iterator[tuple[str, Rules]]:
         """Render the own chains, each before those it jumps to. They are not kept: they would take most of the memory."""
@@ -58,7 +58,7 @@ def port_rules(port: ServicePort, selection: Selection, options: RuleOptions) ->
     local = _path(port, names.local_chain, selection.local, selection.any_usable, options)
     internal = local if port.internal_local else cluster
     external = local if port.external_local else cluster
-    source = _Source(port, selection, internal, external, options)
+    source = _RuleInputs(port, selection, internal, external, options)
     return PortRules(tuple(_entries(source)), source)
 
 
@@ -109,7 +109,7 @@ def _reject(options: RuleOptions) -> str:
     return f"REJECT --reject-with {'icmp6-port-unreachable' if options.ipv6 else 'icmp-port-unreachable'}"
 
 
-def _chains(source: _Source) -> Iterator[tuple[str, Rules]]:
+def _chains(source: _RuleInputs) -> Iterator[tuple[str, Rules]]:
     """Render the chains of a service port, each before those it jumps to."""
     port, selection, options = source.port, source.selection, source.options
     if not selection.any_usable and not selection.reachable:
@@ -190,7 +190,7 @@ def _firewall(port: ServicePort, options: RuleOptions) -> Iterator[str]:
     yield rule(comment=f"other traffic to {port.name} will be dropped by KUBE-PROXY-FIREWALL")
 
 
-def _entries(source: _Source) -> Iterator[tuple[ChainKey, Rules]]:
+def _entries(source: _RuleInputs) -> Iterator[tuple[ChainKey, Rules]]:
     """Yield the service port's rules in shared chains: dispatch in nat, rejected or dropped packets in filter."""
     port, any_usable = source.port, source.selection.any_usable
     entries = (
@@ -273,3 +273,95 @@ def _to(port: ServicePort, address: str, comment: str, target: str, **source: st
 
 def _dport(port: ServicePort, number: int) -> str:
     return f"-m {port.protocol.value.lower()} --dport {number}"
+
+
+_AFFINITY_MASK = {False: "255.255.255.255", True: "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}
+
+
+# Above this many endpoints, first pick a group, then an endpoint of the group.
+GROUPS_ABOVE = 128
+
+
+def balance(
+    port: ServicePort, chain: str, endpoints: Sequence[tuple[str, str]], options: RuleOptions
+) -> Tree:
+    """Return rules for `chain` that pick each endpoint with the same probability.
+
+    `endpoints` are pairs of chain and target. A client with affinity returns to its last endpoint within
+    `affinity_seconds`. The group of an endpoint depends on its target alone, so a new or removed endpoint changes only
+    its own group and the probabilities.
+    """
+    choices = [_Choice(endpoint_chain, target, 1) for endpoint_chain, target in endpoints]
+    affinity = tuple(_affinity_rules(port, choices, options))
+    if options.dispatch is Dispatch.FLAT or len(endpoints) <= GROUPS_ABOVE:
+        return Tree((*affinity, *_random_rules(port, choices, options)), ())
+    groups = _groups(chain, choices)
+    heads = [_Choice(name, f"{len(members)} endpoints", len(members)) for name, members in groups]
+    return Tree(
+        (*affinity, *_random_rules(port, heads, options)),
+        tuple((name, tuple(_random_rules(port, members, options))) for name, members in groups),
+    )
+
+
+class _Choice(NamedTuple):
+    """A chain to pick, its name in comments, and the number of its endpoints."""
+
+    chain: str
+    title: str
+    weight: int
+
+
+def _affinity_rules(port: ServicePort, choices: list[_Choice], options: RuleOptions) -> Iterator[str]:
+    if port.affinity_seconds is not None:
+        recent = f"-m recent --rcheck --seconds {port.affinity_seconds} --reap --name"
+        mask = f"--mask {_AFFINITY_MASK[options.ipv6]} --rsource"
+        for choice in choices:
+            yield f"{_comment(port, choice, options)}{recent} {choice.chain} {mask} -j {choice.chain}"
+
+
+def _random_rules(port: ServicePort, choices: list[_Choice], options: RuleOptions) -> Iterator[str]:
+    """Yield a rule for each choice, with its share of the endpoints not picked yet; the last one takes the rest."""
+    left = sum(choice.weight for choice in choices)
+    for choice in choices:
+        share = ""
+        if choice.weight < left:
+            share = f"-m statistic --mode random --probability {probability(choice.weight, left)} "
+        yield f"{_comment(port, choice, options)}{share}-j {choice.chain}"
+        left -= choice.weight
+
+
+def _comment(port: ServicePort, choice: _Choice, options: RuleOptions) -> str:
+    return "" if options.large_cluster else f'-m comment --comment "{port.name} -> {choice.title}" '
+
+
+def _groups(chain: str, choices: list[_Choice]) -> list[tuple[str, list[_Choice]]]:
+    """Divide n choices into about sqrt(n) groups; powers of two keep the number of groups stable."""
+    count = 1 << round(math.log2(len(choices)) / 2)
+    members: dict[int, list[_Choice]] = {}
+    for choice in choices:
+        members.setdefault(zlib.crc32(choice.title.encode()) % count, []).append(choice)
+    return [(names.branch_chain(f"{chain} {i} of {count}"), members[i]) for i in sorted(members)]
+
+
+def endpoint_chains(
+    port: ServicePort, endpoints: Iterable[tuple[str, ResolvedEndpoint]], options: RuleOptions
+) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the chain of each endpoint: masquerade its own packets (hairpin), then DNAT.
+
+    `endpoints` are pairs of chain and endpoint.
+    """
+    comment = "" if options.large_cluster else f'-m comment --comment "{port.name}" '
+    protocol, ipv6 = port.protocol.value.lower(), options.ipv6
+    for chain, endpoint in endpoints:
+        affinity = ""
+        if port.affinity_seconds is not None:
+            affinity = f"-m recent --set --name {chain} --mask {_AFFINITY_MASK[ipv6]} --rsource "
+        address = endpoint.endpoint.address
+        destination = f"[{printed(address)}]:{endpoint.port}" if ipv6 else endpoint.target
+        yield (
+            chain,
+            (
+                f"-s {host(address)} {comment}-j {names.MARK_MASQ}",
+                f"-p {protocol} {comment}{affinity}-m {protocol} -j DNAT --to-destination {destination}",
+            ),
+        )

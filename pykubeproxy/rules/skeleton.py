@@ -23,6 +23,22 @@ SHARED = (FILTER_SERVICES, FILTER_EXTERNAL, FILTER_NODEPORTS, FILTER_FIREWALL, N
 # Empty chains: a missing one means that the table was flushed.
 CANARIES = tuple(ChainKey(table, names.CANARY) for table in ("mangle", "nat", "filter"))
 
+# The chains of kube-proxy's ipvs mode only; it shares others with iptables mode.
+IPVS_CHAINS = frozenset(
+    {
+        ChainKey("nat", "KUBE-NODE-PORT"),
+        ChainKey("nat", "KUBE-LOAD-BALANCER"),
+        ChainKey("filter", "KUBE-NODE-PORT"),
+        ChainKey("filter", "KUBE-SOURCE-RANGES-FIREWALL"),
+        ChainKey("filter", "KUBE-IPVS-FILTER"),
+        ChainKey("filter", "KUBE-IPVS-OUT-FILTER"),
+    }
+)
+# The comments of jumps that only ipvs mode has in built-in chains.
+IPVS_COMMENTS = frozenset(
+    {"kubernetes health check rules", "kube-proxy firewall rules", "kubernetes ipvs access filter"}
+)
+
 _FORWARD = ChainKey("filter", names.FORWARD)
 _POSTROUTING = ChainKey("nat", names.POSTROUTING)
 _MARK_MASQ = ChainKey("nat", names.MARK_MASQ)

@@ -1,9 +1,15 @@
-"""Write rules exactly as iptables-save prints them, so desired, written and live rules compare as strings."""
+"""Write rules exactly as iptables-save prints them, so that desired, written and live rules compare as strings.
+
+Also write the input of iptables-restore --noflush: chains, lines and blocks.
+"""
 
 import functools
 import ipaddress
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from pykubeproxy.rules.options import LocalTraffic
+from pykubeproxy.rules.ruleset import ChainKey, Rules
 
 _EVERYTHING = ("0.0.0.0/0", "::/0")
 
@@ -80,3 +86,41 @@ def probability(part: int, whole: int) -> str:
     kube-proxy passes ten decimals to iptables, which stores 31 bits and prints eleven decimals.
     """
     return f"{round(round(part / whole, 10) * 2**31) / 2**31:.11f}"
+
+
+class Chain(NamedTuple):
+    """A chain to create, or to replace as a whole."""
+
+    key: ChainKey
+    rules: Rules
+
+
+def block(table: str, *parts: str) -> str:
+    """Return one block, which iptables-restore applies as a whole; "" if all parts are empty."""
+    text = "".join(parts)
+    return f"*{table}\n{text}COMMIT\n" if text else ""
+
+
+def write_chains(chains: Sequence[Chain]) -> str:
+    """Return the lines that write these chains. All are declared before any rule may jump to them.
+
+    They come last by name first: iptables-legacy-restore keeps chains in a sorted list and inserts each from its head.
+    """
+    ordered = sorted([(chain.key.chain, chain.rules) for chain in chains], reverse=True)
+    lines = [f"-A {name} {rule}\n" for name, rules in ordered for rule in rules]
+    return empty_chains(name for name, _ in ordered) + "".join(lines)
+
+
+def empty_chains(names: Iterable[str]) -> str:
+    """Return the lines that create these chains, or empty them."""
+    return join(f":{name} - [0:0]" for name in names)
+
+
+def delete_chains(names: Iterable[str]) -> str:
+    """Return the lines that delete these chains, which must be empty and unreferenced."""
+    return join(f"-X {name}" for name in names)
+
+
+def join(lines: Iterable[str]) -> str:
+    """Return the lines as text, each with its line break."""
+    return "".join(f"{line}\n" for line in lines)

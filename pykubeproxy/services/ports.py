@@ -1,4 +1,4 @@
-"""Service ports: one per port of a Service and address family."""
+"""Service ports: one per port of a Service and address family, with the frontends at which clients reach them."""
 
 import enum
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pykubeproxy.objects import Family, Key, Port, Protocol, Service, family_of
+from pykubeproxy.objects import Family, Key, Port, Protocol, Service, address_and_port, of_family
 
 # Canonical IP addresses and the TCP ports at which this node reaches its API servers.
 ApiServers = frozenset[tuple[str, int]]
@@ -130,8 +130,8 @@ def service_ports(
     found = cluster_ip(service, family)
     if isinstance(found, ServiceSkipReason):
         return found
-    external_ips = _of_family(service.external_ips, family) if allow_external_ips else ()
-    load_balancer_ips = _of_family(service.load_balancer_ips, family)
+    external_ips = of_family(service.external_ips, family) if allow_external_ips else ()
+    load_balancer_ips = of_family(service.load_balancer_ips, family)
     source_ranges = _source_ranges(service, family)
     # The object may keep externalTrafficPolicy from an earlier type.
     external = service.type in ("NodePort", "LoadBalancer") or (
@@ -178,7 +178,7 @@ def cluster_ip(service: Service, family: Family) -> str | ServiceSkipReason:
         return ServiceSkipReason.EXTERNAL_NAME
     if service.headless:
         return ServiceSkipReason.HEADLESS
-    if addresses := _of_family(service.cluster_ips, family):
+    if addresses := of_family(service.cluster_ips, family):
         return addresses[0]
     if any(rejected.is_in("spec.clusterIPs") for rejected in service.rejected):
         return ServiceSkipReason.REJECTED_CLUSTER_IP
@@ -190,12 +190,68 @@ def _source_ranges(service: Service, family: Family) -> tuple[str, ...] | None:
 
     Without a valid range, an invalid one must not admit every client: it may have been meant for this family.
     """
-    ranges = _of_family(service.source_ranges, family)
+    ranges = of_family(service.source_ranges, family)
     if any(cidr.endswith("/0") for cidr in ranges):
         return None
     invalid = any(rejected.is_in("spec.loadBalancerSourceRanges") for rejected in service.rejected)
     return ranges if ranges or invalid else None
 
 
-def _of_family(addresses: tuple[str, ...], family: Family) -> tuple[str, ...]:
-    return tuple([address for address in addresses if family_of(address) is family])
+# The address of a node port that answers at all of the node's own addresses.
+ANY_LOCAL = "*"
+
+
+class FrontendKind(enum.Enum):
+    """The kind of address."""
+
+    CLUSTER_IP = "cluster-ip"
+    EXTERNAL_IP = "external-ip"
+    LOAD_BALANCER_IP = "load-balancer-ip"
+    NODE_PORT = "node-port"
+
+
+_LABELS = {
+    FrontendKind.CLUSTER_IP: "cluster IP",
+    FrontendKind.EXTERNAL_IP: "external IP",
+    FrontendKind.LOAD_BALANCER_IP: "load balancer",
+    FrontendKind.NODE_PORT: "node port",
+}
+
+
+class Frontend(msgspec.Struct, frozen=True):
+    """An address and port; the address of a node port is one of the node's, or `ANY_LOCAL`.
+
+    The port is 0 for all ports of the cluster IP of a quarantined Service.
+    """
+
+    kind: FrontendKind
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        """Return text such as "cluster IP 10.96.0.10:80" or "node port 30080"."""
+        if not self.port:
+            return f"{_LABELS[self.kind]} {self.address}, all ports"
+        at = str(self.port) if self.address == ANY_LOCAL else address_and_port(self.address, self.port)
+        return f"{_LABELS[self.kind]} {at}"
+
+
+def frontends(port: ServicePort) -> tuple[Frontend, ...]:
+    """Return all frontends of a service port; the first is the cluster IP, the only internal one."""
+    addresses = (
+        (FrontendKind.CLUSTER_IP, (port.cluster_ip,)),
+        (FrontendKind.EXTERNAL_IP, port.external_ips),
+        (FrontendKind.LOAD_BALANCER_IP, port.load_balancer_ips),
+    )
+    by_address = (Frontend(kind, address, port.port) for kind, group in addresses for address in group)
+    node_port = [Frontend(FrontendKind.NODE_PORT, ANY_LOCAL, port.node_port)] if port.node_port else []
+    return (*by_address, *node_port)
+
+
+def policy_frontends(port: ServicePort, local: bool) -> tuple[Frontend, ...]:
+    """Return the frontends under traffic policy Local, or those under Cluster."""
+    internal, *external = frontends(port)
+    return (
+        *([internal] if port.internal_local is local else ()),
+        *(external if port.external_local is local else ()),
+    )

@@ -61,7 +61,7 @@ class IgnoredHints(msgspec.Struct, frozen=True):
     unhinted: tuple[str, ...]
 
 
-class Verdict(msgspec.Struct, frozen=True, gc=False):
+class EndpointVerdict(msgspec.Struct, frozen=True, gc=False):
     """The reason why one endpoint is used or not under each traffic policy; None if the port never uses that policy."""
 
     endpoint: ResolvedEndpoint
@@ -82,7 +82,7 @@ class Selection(msgspec.Struct, frozen=True, gc=False):
     reachable: tuple[ResolvedEndpoint, ...]
     any_usable: bool
     topology: TopologyMode
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[EndpointVerdict, ...]
 
 
 def select(port: ServicePort, endpoints: tuple[ResolvedEndpoint, ...], node: NodeTopology) -> Selection:
@@ -102,7 +102,7 @@ def select(port: ServicePort, endpoints: tuple[ResolvedEndpoint, ...], node: Nod
             for resolved in endpoints
         ),
         topology=mode,
-        verdicts=tuple(map(Verdict, endpoints, cluster, local)),
+        verdicts=tuple(map(EndpointVerdict, endpoints, cluster, local)),
     )
 
 
@@ -110,7 +110,11 @@ def _used(
     endpoints: tuple[ResolvedEndpoint, ...], reasons: Iterable[Reason | None]
 ) -> tuple[ResolvedEndpoint, ...]:
     return tuple(
-        [it for it, reason in zip(endpoints, reasons, strict=True) if reason is not None and reason.used]
+        [
+            resolved
+            for resolved, reason in zip(endpoints, reasons, strict=True)
+            if reason is not None and reason.used
+        ]
     )
 
 

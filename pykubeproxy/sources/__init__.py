@@ -5,15 +5,17 @@
         threading.Thread(target=watch.run, args=(mailbox.put,), name=watch.name).start()
 
 A watch logs faults of a server and retries. SourceError is for faults that a retry does not help against.
+
+The agent needs `api` (list and watch) with `tracker`, `wire`, `connection` and `watch`; `client` with `attempt`,
+`transport`, `proxies`, `contact` and `failures`; `credential_store` with `credentials`, `kubeconfig` and `plugin`. Without
+an API server, it needs `manifests`. Only commands use `queries` (one question, one answer) and `pods` (list them, run
+commands in them).
 """
 
 from pykubeproxy.sources.api import (
     ListForbidden,
     Timing,
-    all_objects,
     api_watches,
-    list_kind,
-    service_objects,
 )
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.watch import Outage, SourceError, Watch

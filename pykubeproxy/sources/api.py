@@ -3,7 +3,7 @@
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple, NoReturn
@@ -11,15 +11,14 @@ from urllib.parse import quote
 
 import structlog
 
-from pykubeproxy.objects import Event, Key, Kind, Listed, Object, Service
+from pykubeproxy.objects import Event, Key, Kind, Listed, Object
 from pykubeproxy.sources import wire
-from pykubeproxy.sources.backoff import Reconnection
 from pykubeproxy.sources.client import ESSENTIAL_JSON, Client, WatchResponse
-from pykubeproxy.sources.connection import ConnectionState, Lifetime, Timing
+from pykubeproxy.sources.connection import ConnectionState, Lifetime, Reconnection, Timing
 from pykubeproxy.sources.failures import Expired, Failure, Forbidden
-from pykubeproxy.sources.lists import PAGE_SIZE, Query, read_pages
 from pykubeproxy.sources.tracker import ObjectTracker
 from pykubeproxy.sources.watch import Emit, Outage, SourceError, Watch
+from pykubeproxy.sources.wire import PAGE_SIZE, Query, read_pages
 
 # How long to wait for one of two watches before reading the other one, in seconds.
 _TURN = 0.1
@@ -51,26 +50,26 @@ class ResourceSelector(NamedTuple):
     selectors: dict[str, str]
 
 
-def _resource(kind: Kind, namespace: str = "", **selectors: str) -> ResourceSelector:
+def resource_of(kind: Kind, namespace: str = "", **selectors: str) -> ResourceSelector:
     prefix, plural = _API[kind]
     inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     return ResourceSelector(kind, plural, f"{prefix}{inside}/{plural}", selectors)
 
 
-def _node(name: str) -> ResourceSelector:
-    return _resource(Kind.NODE, fieldSelector=f"metadata.name={name}")
+def node_of(name: str) -> ResourceSelector:
+    return resource_of(Kind.NODE, fieldSelector=f"metadata.name={name}")
 
 
 def api_watches(client: Client, node_name: str, timing: Timing | None = None) -> tuple[Watch, ...]:
     """Return watches of all objects a node's proxy needs, without headless Services and those of other proxies."""
     resources = (
-        _resource(
+        resource_of(
             Kind.SERVICE,
             labelSelector="!service.kubernetes.io/service-proxy-name",
             fieldSelector="spec.clusterIP!=None",
         ),
-        _resource(Kind.ENDPOINT_SLICE, labelSelector="!service.kubernetes.io/headless"),
-        _node(node_name),
+        resource_of(Kind.ENDPOINT_SLICE, labelSelector="!service.kubernetes.io/headless"),
+        node_of(node_name),
     )
     timing = timing or Timing()
     reconnection = Reconnection(timing.first_pause, timing.longest_pause)
@@ -78,45 +77,6 @@ def api_watches(client: Client, node_name: str, timing: Timing | None = None) ->
     for watch in watches:
         watch.siblings = watches
     return watches
-
-
-def service_objects(
-    client: Client, name: str, namespace: str, node_names: Iterable[str]
-) -> tuple[Listed, ...]:
-    """Return the Services of a name, in all namespaces if `namespace` is empty, their EndpointSlices, and these Nodes.
-
-    Headless Services and those of other proxies are included; a missing Node is left out. A Service with session affinity
-    comes with all of its namespace: they may decide whether it keeps that. Raises SourceError.
-    """
-    resources = [
-        _resource(Kind.SERVICE, namespace, fieldSelector=f"metadata.name={name}"),
-        _resource(Kind.ENDPOINT_SLICE, namespace, labelSelector=f"kubernetes.io/service-name={name}"),
-        *map(_node, dict.fromkeys(node_names)),
-    ]
-    lists = [listed for resource in resources for listed in ApiWatch(client, resource, Timing()).once()]
-    found = [it for listed in lists for it in listed.objects if isinstance(it, Service)]
-    for shared in {it.namespace for it in found if it.affinity_seconds is not None}:
-        lists += [list_kind(client, kind, shared) for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE)]
-    return tuple(
-        Listed(kind, tuple(object_ for listed in lists if listed.kind is kind for object_ in listed.objects))
-        for kind in Kind
-    )
-
-
-def list_kind(client: Client, kind: Kind, namespace: str = "", name: str = "") -> Listed:
-    """Return the objects of a kind, of all namespaces if `namespace` is empty, of all names if `name` is.
-
-    Raises SourceError.
-    """
-    selectors = {"fieldSelector": f"metadata.name={name}"} if name else {}
-    (listed,) = ApiWatch(client, _resource(kind, namespace, **selectors), Timing()).once()
-    return listed
-
-
-def all_objects(client: Client) -> tuple[Listed, ...]:
-    """Return the objects that the proxies of all nodes need. Raises SourceError."""
-    services, slices, _ = api_watches(client, "")
-    return (*services.once(), *slices.once(), list_kind(client, Kind.NODE))
 
 
 class ListForbidden(SourceError):
@@ -326,7 +286,7 @@ class ApiWatch:
         return line
 
     def _is_full(self) -> bool:
-        return sum(memoryview(it).nbytes for it in self._large.values()) > _MOST_LARGE
+        return sum(memoryview(item).nbytes for item in self._large.values()) > _MOST_LARGE
 
     def _emit_large(self, emit: Emit, most: int) -> None:
         """Decode the large objects that wait the longest, and emit their events, until at most so many wait."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 _AHEAD = 4
 # How often to call `meanwhile`, in seconds.
 _TURN = 0.1
-# Of struct tcp_info: the offset of tcpi_last_ack_recv, and a value of tcpi_state.
+# struct tcp_info: the offset of tcpi_last_ack_recv, and a value of tcpi_state.
 _ACKNOWLEDGED, _ESTABLISHED = 56, 1
 
 _local = threading.local()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import msgspec
@@ -13,17 +14,17 @@ from urllib3 import HTTPHeaderDict
 
 from pykubeproxy import __version__
 from pykubeproxy.sources import failures
-from pykubeproxy.sources.addresses import ServerAddresses
 from pykubeproxy.sources.attempt import Attempt, OutOfTime, current
-from pykubeproxy.sources.compression import content
 from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.credential_store import CredentialStore
 from pykubeproxy.sources.credentials import Credentials
 from pykubeproxy.sources.failures import Failure, Unreachable
-from pykubeproxy.sources.kubeconfig import Kubeconfigs
-from pykubeproxy.sources.transport import Keepalive, Transport
+from pykubeproxy.sources.transport import Keepalive, ServerAddresses, Transport, content
 from pykubeproxy.sources.watch import SourceError
 from pykubeproxy.wording import without_password
+
+if TYPE_CHECKING:
+    from pykubeproxy.sources.kubeconfig import Kubeconfigs
 
 # The longest time to the header of a response, in seconds: the API server's own limit for a request.
 _LONGEST_ANSWER = 60.0
@@ -40,7 +41,7 @@ ESSENTIAL_JSON = f"{_JSON};drop=metadata.managedFields"
 Conversation = Callable[[socket.socket, str, HTTPHeaderDict], Generator[bytes, None, None]]
 
 
-class _Request(msgspec.Struct, frozen=True):
+class _ApiRequest(msgspec.Struct, frozen=True):
     """`resource` and `verbs` are for messages, such as "list and watch of" services."""
 
     method: str
@@ -72,7 +73,7 @@ class Client:
 
     def __init__(
         self,
-        kubeconfig: str | Kubeconfigs = "",
+        kubeconfig: "str | Kubeconfigs" = "",
         master: str = "",
         qps: float = 5.0,
         burst: int = 10,
@@ -126,7 +127,7 @@ class Client:
         Raises Failure unless the status is 200.
         """
         target = f"{path}?{urlencode(query)}"
-        request = _Request("GET", target, resource, verbs, idle, None, compressible, meanwhile, accept)
+        request = _ApiRequest("GET", target, resource, verbs, idle, None, compressible, meanwhile, accept)
         with self._open(request) as attempt:
             yield self._pieces(attempt, idle, end)
 
@@ -144,7 +145,7 @@ class Client:
     def delete(self, path: str, query: Mapping[str, str | int], *, resource: str, idle: float) -> None:
         """Delete an object. Raises Failure, also if there is no such object."""
         target = f"{path}?{urlencode(query)}"
-        with self._open(_Request("DELETE", target, resource, "delete of", idle)):
+        with self._open(_ApiRequest("DELETE", target, resource, "delete of", idle)):
             pass
 
     def post(self, path: str, body: Mapping[str, object], *, resource: str, idle: float) -> bytes:
@@ -152,7 +153,7 @@ class Client:
 
         Raises Failure if the server does not accept the object.
         """
-        with self._open(_Request("POST", path, resource, "new", idle, body)) as attempt:
+        with self._open(_ApiRequest("POST", path, resource, "new", idle, body)) as attempt:
             received = b""
             try:
                 for piece in self._pieces(attempt, idle, time.monotonic() + idle):
@@ -164,7 +165,7 @@ class Client:
             return received[:_MAX_CREATED]
 
     @contextmanager
-    def _open(self, request: _Request) -> Iterator[Attempt]:
+    def _open(self, request: _ApiRequest) -> Iterator[Attempt]:
         """Send a request and yield the attempt when the header of the response has arrived. Raises Failure."""
         with self._attempt(lambda: self._exchange(request), request.idle, request.meanwhile) as attempt:
             yield attempt
@@ -177,7 +178,7 @@ class Client:
         The response must end `seconds` after that. Close it. Raises Failure.
         """
         target, limit = f"{path}?{urlencode(query)}", seconds + answer
-        request = _Request("GET", target, resource, "list and watch of", limit, accept=ESSENTIAL_JSON)
+        request = _ApiRequest("GET", target, resource, "list and watch of", limit, accept=ESSENTIAL_JSON)
         attempt = self._start(lambda: self._exchange(request))
         return WatchResponse(attempt, self, min(answer, _LONGEST_ANSWER), seconds)
 
@@ -246,7 +247,7 @@ class Client:
             self.contact.heard()
             yield piece
 
-    def _exchange(self, request: _Request) -> Generator[bytes, None, None]:
+    def _exchange(self, request: _ApiRequest) -> Generator[bytes, None, None]:
         """Yield an empty part for the header of the response, then the pieces of its body."""
         server = self.server
         try:

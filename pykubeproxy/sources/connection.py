@@ -1,7 +1,8 @@
-"""The connection state of one watch: when to retry, whether to list first, and what to log."""
+"""The connection state of one watch: when to retry, whether to list first, and which outages to log."""
 
 import math
 import random
+import threading
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,16 +10,156 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from pykubeproxy.sources.backoff import Backoff, Pause, Reconnection
 from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.failures import Expired, Failure
-from pykubeproxy.sources.outage import OutageLog
 from pykubeproxy.sources.watch import Outage
 
+# The same reason is logged again after this many seconds.
+_LOG_INTERVAL = 60.0
 # List again after this many persistent failures in a row: the version may be the reason.
 _MAX_PERSISTENT = 2
 
 log = structlog.get_logger()
+
+
+class Backoff:
+    """Exponential backoff with full jitter: each pause is drawn from 0 to a ceiling between `first` and `longest` seconds.
+
+    The jitter prevents all agents of a cluster from reconnecting to a server at once.
+    """
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first, self._longest = first, longest
+        self.failures = 0
+
+    def next(self, spread: float = 0.0) -> float:
+        """Return the seconds to wait after one more failure. The ceiling is at least `spread`, at most the longest."""
+        ceiling = min(max(self._first * 2.0 ** min(self.failures, 32), spread), self._longest)
+        self.failures += 1
+        return random.uniform(0.0, ceiling)  # noqa: S311
+
+    def reset(self) -> None:
+        """Start over after a success."""
+        self.failures = 0
+
+
+class Pause(NamedTuple):
+    """A wait of `seconds` before the next attempt.
+
+    After `at_least` seconds it ends early if more watches are open than `opened`, counted since the start.
+    """
+
+    seconds: float
+    at_least: float
+    opened: int
+
+
+class Reconnection:
+    """Share the attempts to reach a failing server among the watches of one agent: each failure takes the next turn.
+
+    So three watches try as often as one. When one of them is open again, the others wait no longer. Thread-safe.
+    """
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._backoff = Backoff(first, longest)
+        self._changed = threading.Condition()
+        self._failed = self._turn = 0.0  # when the last watch failed, and when the last turn begins
+        self._opened = 0  # watches opened since the start
+        self._restored = 0  # how often versions went back
+
+    def failed(self, worked: float, at_least: float = 0.0, spread: float = 0.0) -> Pause:
+        """Take the next turn for a watch that worked until `worked`, not before `at_least` seconds have passed.
+
+        The backoff starts over only if the watch worked after the last failure of any watch. `spread` is as in Backoff.
+        """
+        with self._changed:
+            now = time.monotonic()
+            if worked > self._failed:
+                self._backoff.reset()
+            self._failed = now
+            self._turn = max(now + at_least, self._turn) + self._backoff.next(spread)
+            return Pause(self._turn - now, at_least, self._opened)
+
+    def opened(self) -> None:
+        """Record that a watch is open, so the server can be reached."""
+        with self._changed:
+            self._turn = 0.0
+            self._opened += 1
+            self._changed.notify_all()
+
+    def restored(self, went_back: bool = False) -> int:
+        """Return how often the versions of objects went back: the server was restored from a backup. Count one more."""
+        with self._changed:
+            self._restored += went_back
+            return self._restored
+
+    def wait(self, pause: Pause) -> None:
+        """Wait for the next attempt."""
+        time.sleep(pause.at_least)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._opened > pause.opened, timeout=max(0.0, pause.seconds - pause.at_least)
+            )
+
+
+class OutageLog:
+    """Log the failures of one watch, each reason once a minute, and the recovery.
+
+    An outage counts from the last answer: data, or an acknowledgement on a connection that broke. Lines about an outage
+    of the whole server, which `contact` logs, have the level debug.
+    """
+
+    def __init__(self, resource: str, contact: Contact) -> None:
+        self._resource, self._contact = resource, contact
+        self._heard = time.monotonic()
+        self._logged: dict[tuple[str, bool], float] = {}
+        self._present: tuple[float, str] | None = None  # start and last reason
+        self._failed = 0.0  # when the first attempt of the present outage failed
+        self._in_log = False  # whether the present outage has a line above debug
+
+    def heard(self, at: float | None = None) -> None:
+        """Record an answer of the server, now or `at` an earlier time."""
+        self._heard = time.monotonic() if at is None else max(self._heard, at)
+
+    def silence(self) -> float:
+        """Return the seconds since the last answer."""
+        return time.monotonic() - self._heard
+
+    def failed(self, failure: Failure, retry_in: float) -> None:
+        """Record a failed attempt; the next one follows in `retry_in` seconds."""
+        now, reason = time.monotonic(), str(failure)
+        if self._present is None:
+            self._failed = now
+        self._present = (self._present[0] if self._present else self._heard, reason)
+        self._logged = {earlier: at for earlier, at in self._logged.items() if now - at < _LOG_INTERVAL}
+        own = self._is_own(failure, now)
+        if (reason, own) not in self._logged:
+            self._logged[reason, own] = now
+            write = log.warning if own else log.debug
+            write("watch failed", resource=self._resource, reason=reason, retry_in=f"{retry_in:.1f}s")
+        self._in_log |= own
+
+    def _is_own(self, failure: Failure, now: float) -> bool:
+        """Return whether only this watch fails: the server sends data, but not to this watch."""
+        since = self._heard if failure.persistent else self._failed
+        limit = self._contact.limit
+        return not failure.server_wide or (now - since >= limit and self._contact.silence() < limit)
+
+    def recovered(self) -> None:
+        """Record a success."""
+        if present := self._present:
+            self._present = None
+            seconds = time.monotonic() - present[0]
+            write = log.info if self._in_log else log.debug
+            write("watch recovered", resource=self._resource, after=f"{seconds:.1f}s")
+            self._in_log = False
+
+    def outage(self) -> Outage | None:
+        """Return the current outage; any thread may call it."""
+        if present := self._present:
+            return Outage(self._resource, time.monotonic() - present[0], present[1])
+        reason = self._contact.outage()
+        return Outage(self._resource, self._contact.silence(), reason) if reason else None
 
 
 class Timing(msgspec.Struct, frozen=True):

@@ -3,18 +3,19 @@
 import os
 import threading
 import time
+from typing import TYPE_CHECKING
 
-from pykubeproxy.sources import service_account
-from pykubeproxy.sources.credentials import Credentials, ServerConfig
-from pykubeproxy.sources.kubeconfig import KubeconfigCluster, Kubeconfigs, KubeconfigUser, effective
-from pykubeproxy.sources.proxies import proxy_for
+from pykubeproxy.sources.credentials import Credentials, master_credentials, pod_credentials
 from pykubeproxy.sources.watch import SourceError
+
+if TYPE_CHECKING:
+    from pykubeproxy.sources.kubeconfig import Kubeconfigs
 
 # Read credentials from files again after this many seconds: the kubelet renews a token minutes before it expires.
 _FRESH = 60.0
 # A request waits this many seconds for a plugin that another request runs; then it runs the plugin itself.
 _PATIENCE = 5.0
-# Renewals at once: nothing ends the client's own requests to an identity provider.
+# Renewals at once: nothing ends a request to an identity provider.
 _MAX_RENEWALS = 8
 
 
@@ -24,7 +25,7 @@ class CredentialStore:
     Construction runs no credential plugin.
     """
 
-    def __init__(self, kubeconfig: str | Kubeconfigs, master: str) -> None:
+    def __init__(self, kubeconfig: "str | Kubeconfigs", master: str) -> None:
         self._settings = (kubeconfig, master)
         self.server = load(kubeconfig, master, with_plugin=False).server
         self._current: Credentials | None = None
@@ -63,7 +64,7 @@ class CredentialStore:
         return current if current and time.monotonic() < current.fresh_until else None
 
 
-def load(kubeconfig: str | Kubeconfigs, master: str, *, with_plugin: bool = True) -> Credentials:
+def load(kubeconfig: "str | Kubeconfigs", master: str, *, with_plugin: bool = True) -> Credentials:
     """Read the files, and run the credential plugin if there is one and `with_plugin` is set.
 
     `kubeconfig` is a path, or several to merge; `master` is a URL that overrides the kubeconfig's. Without both, use the
@@ -71,15 +72,10 @@ def load(kubeconfig: str | Kubeconfigs, master: str, *, with_plugin: bool = True
     """
     fresh_until = time.monotonic() + _FRESH
     if kubeconfig:
-        # Not in a pod: importing the kubernetes client takes 0.16 s of CPU time and 17 MB.
-        from pykubeproxy.sources.kubeconfig_loader import load_kubeconfig
+        # A pod needs neither this nor YAML.
+        from pykubeproxy.sources.kubeconfig import load_kubeconfig
 
         return load_kubeconfig(kubeconfig, master, fresh_until, with_plugin)
     if master:
-        cluster, _ = effective(KubeconfigCluster(), KubeconfigUser(), master)
-        return Credentials(
-            ServerConfig(cluster.server, proxy_for(cluster.server, "", os.environ)), fresh_until
-        )
-    account = service_account.read(os.environ)
-    server = ServerConfig(account.url, proxy_for(account.url, "", os.environ), ca_file=account.ca_file)
-    return Credentials(server, fresh_until, lambda: f"Bearer {account.token}")
+        return master_credentials(master, os.environ, fresh_until)
+    return pod_credentials(os.environ, fresh_until)

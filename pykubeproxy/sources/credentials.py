@@ -1,13 +1,20 @@
-"""The server of requests, and the credentials for it."""
+"""The server of requests and the credentials for it, and the service account of a pod."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 from urllib3 import HTTPHeaderDict
 from urllib3.util import make_headers
 
-from pykubeproxy.sources.proxies import user_of
+from pykubeproxy.sources.proxies import proxy_for, user_of
 from pykubeproxy.sources.watch import SourceError
+from pykubeproxy.wording import without_password
+
+_POD_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_NO_SERVER = "set --kubeconfig or --master, or run in a pod with a service account"
+_NO_ACCOUNT = "let the kubelet mount it (automountServiceAccountToken), or set --kubeconfig or --master"
 
 
 class ServerConfig(msgspec.Struct, frozen=True):
@@ -56,3 +63,62 @@ class Credentials(msgspec.Struct, frozen=True):
         elif user:
             headers.update(make_headers(basic_auth=f"{user}:{password}"))
         return headers
+
+
+def server_url(server: str, *, tls: bool) -> str:
+    """Return the URL for a server without a final slash; without a scheme, use https if `tls`. Raises SourceError."""
+    complete = "://" in server
+    try:
+        url = urlsplit(server if complete else f"{'https' if tls else 'http'}://{server}")
+        valid = url.scheme in ("http", "https") and url.hostname and url.port != 0 and " " not in server
+    except ValueError:
+        valid = False
+    if not valid or not (complete or url.path in ("", "/")):
+        shown = without_password(server if "//" in server else f"//{server}").removeprefix("//")
+        raise SourceError(f"invalid API server address {shown!r}: use an http:// or https:// URL")
+    return f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
+
+
+def master_credentials(master: str, environment: Mapping[str, str], fresh_until: float) -> Credentials:
+    """Return the server at a URL, without credentials. Raises SourceError."""
+    url = server_url(master, tls=False)
+    return Credentials(ServerConfig(url, proxy_for(url, "", environment)), fresh_until)
+
+
+def pod_credentials(environment: Mapping[str, str], fresh_until: float) -> Credentials:
+    """Return the service account of this pod, as client-go reads it. Raises SourceError.
+
+    It is in the `environment` and the files that the kubelet gives a pod. Its token expires after some time.
+    """
+    host = environment.get("KUBERNETES_SERVICE_HOST", "")
+    if not host:
+        raise SourceError(f"no API server configured: {_NO_SERVER}")
+    port = environment.get("KUBERNETES_SERVICE_PORT", "")
+    if not port:
+        raise SourceError(f"no API server configured: KUBERNETES_SERVICE_PORT is not set; {_NO_SERVER}")
+    url = server_url(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", tls=True)
+    ca_file = _POD_FOLDER / "ca.crt"
+    _pod_file(ca_file)
+    file = _POD_FOLDER / "token"
+    try:
+        # A line break at its end is illegal in a header.
+        header = f"Bearer {_pod_file(file).decode().strip()}"
+    except UnicodeDecodeError:
+        raise _unreadable(file, "it is not text") from None
+    server = ServerConfig(url, proxy_for(url, "", environment), ca_file=str(ca_file))
+    return Credentials(server, fresh_until, lambda: header)
+
+
+def _pod_file(file: Path) -> bytes:
+    """Return the content of a file. Raises SourceError if it is empty or cannot be read."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise _unreadable(file, error.strerror or str(error)) from None
+    if not content.strip():
+        raise _unreadable(file, "it is empty")
+    return content
+
+
+def _unreadable(file: Path, reason: str) -> SourceError:
+    return SourceError(f"cannot read the service account in {file}: {reason}; {_NO_ACCOUNT}")

@@ -6,6 +6,7 @@ import json
 import ssl
 from collections.abc import Iterator
 
+import msgspec
 import urllib3
 from urllib3.exceptions import (
     ConnectTimeoutError,
@@ -79,6 +80,26 @@ class Forbidden(Failure):
     """The server knows the account, which lacks a permission."""
 
 
+class _StatusCause(msgspec.Struct):
+    reason: str = ""
+    message: str = ""
+
+
+class _StatusDetails(msgspec.Struct):
+    retryAfterSeconds: int | None = None  # noqa: N815
+    causes: list[_StatusCause] | None = None
+
+
+class ApiStatus(msgspec.Struct):
+    """A Status object: an ERROR event of a watch, or the end of a command in a pod, of which Success is exit code 0."""
+
+    status: str | None = None
+    code: int | None = None
+    reason: str | None = None
+    message: str | None = None
+    details: _StatusDetails | None = None
+
+
 def from_status(
     code: int, message: str, retry_after: float, resource: str, verbs: str = "list and watch of"
 ) -> Failure:
@@ -125,13 +146,18 @@ def from_response(
             text += piece
     except (Failure, urllib3.exceptions.HTTPError, OSError):
         text = b""
-    try:
-        message = str(json.loads(text)["message"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        message = response.reason or ""
+    message = status_message(text) or response.reason or ""
     seconds = response.headers.get("Retry-After", "")
     retry_after = float(seconds) if seconds.isascii() and seconds.isdigit() else 0.0
     return from_status(response.status, one_line(message), retry_after, resource, verbs)
+
+
+def status_message(text: bytes) -> str:
+    """Return the message of a response that refuses a request, "" if it has none."""
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
 
 
 def from_exception(error: Exception, server: str) -> Failure:

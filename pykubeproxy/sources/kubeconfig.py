@@ -1,13 +1,38 @@
-"""Read the cluster and the user of a kubeconfig's current context, as client-go does."""
+"""Find, merge and read kubeconfigs as kubectl and client-go do, and load their credentials.
 
+Only identity providers (`auth-provider`) need the Python client of Kubernetes: importing it takes 0.2 s of CPU time and
+17 MB.
+"""
+
+import atexit
+import base64
+import math
 import os
-from typing import Any
-from urllib.parse import urlsplit
+import string
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
+from urllib3.util import make_headers
 
+from pykubeproxy.config import yaml
+from pykubeproxy.sources import plugin
+from pykubeproxy.sources.credentials import Credentials, ServerConfig, server_url
+from pykubeproxy.sources.proxies import proxy_for
 from pykubeproxy.sources.watch import SourceError
-from pykubeproxy.wording import without_password
+
+_LISTS = ("clusters", "users", "contexts")
+# The settings of an entry that name files, relative to the folder of its kubeconfig.
+_PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+# Renew credentials of a plugin this many seconds before they expire.
+_EARLY = 60.0
+# The characters of a header's name, except "%", which escapes the others.
+_LEGAL = frozenset((string.ascii_letters + string.digits + "!#$&'*+-.^_`|~").encode())
+# Temporary files by their content.
+_temporary_files: dict[bytes, str] = {}
 
 
 class Kubeconfigs(msgspec.Struct, frozen=True):
@@ -65,7 +90,7 @@ class KubeconfigUser(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=
         return bool(self.client_certificate or self.client_certificate_data)
 
 
-class _Context(msgspec.Struct):
+class _KubeconfigContext(msgspec.Struct):
     cluster: str = ""
     user: str = ""
 
@@ -82,17 +107,143 @@ class _NamedUser(msgspec.Struct):
 
 class _NamedContext(msgspec.Struct):
     name: str = ""
-    context: _Context = msgspec.field(default_factory=_Context)
+    context: _KubeconfigContext = msgspec.field(default_factory=_KubeconfigContext)
 
 
-class _File(msgspec.Struct, rename="kebab"):
+class _KubeconfigFile(msgspec.Struct, rename="kebab"):
     current_context: str = ""
     clusters: tuple[_NamedCluster, ...] = ()
     users: tuple[_NamedUser, ...] = ()
     contexts: tuple[_NamedContext, ...] = ()
 
 
-def current(content: object) -> tuple[KubeconfigCluster, KubeconfigUser]:
+def user_kubeconfigs(path: str, context: str, environment: Mapping[str, str]) -> Kubeconfigs | None:
+    """Return the kubeconfigs that kubectl would read: `path`, else those of KUBECONFIG, else ~/.kube/config.
+
+    Return None if there are none in a pod, where kubectl then uses the service account. Raises SourceError if there are
+    none elsewhere, or if `path` is missing.
+    """
+    if path:
+        if not Path(path).expanduser().is_file():
+            raise SourceError(f"kubeconfig {path} does not exist or is not a file")
+        return Kubeconfigs((path,), context)
+    named = list(filter(None, environment.get("KUBECONFIG", "").split(os.pathsep)))
+    paths = tuple(dict.fromkeys(named or [str(Path.home() / ".kube" / "config")]))
+    if any(Path(name).is_file() for name in paths):
+        return Kubeconfigs(paths, context)
+    if named:
+        raise SourceError(f"KUBECONFIG names no file that exists: {os.pathsep.join(named)}")
+    if context or "KUBERNETES_SERVICE_HOST" not in environment:
+        raise SourceError("there is no kubeconfig; set --kubeconfig or KUBECONFIG")
+    return None
+
+
+def context_namespace(kubeconfigs: Kubeconfigs) -> str:
+    """Return the namespace of the context, "" if it names none. Raises SourceError."""
+    try:
+        content = read_merged(kubeconfigs)
+        contexts = {entry.get("name"): entry.get("context") or {} for entry in content["contexts"]}
+        return str(contexts.get(content["current-context"], {}).get("namespace") or "")
+    except (SourceError, OSError, yaml.YAMLError, AttributeError) as error:
+        raise SourceError(f"cannot use kubeconfig {kubeconfigs}: {' '.join(str(error).split())}") from None
+
+
+class _Login(NamedTuple):
+    """How a user authenticates; the fields are those of Credentials and of ServerConfig."""
+
+    authorization: Callable[[], str]
+    fresh_until: float
+    cert_file: str | None
+    key_file: str | None
+
+
+def load_kubeconfig(
+    kubeconfig: str | Kubeconfigs, master: str, fresh_until: float, with_plugin: bool
+) -> Credentials:
+    """Read a kubeconfig and the files that it names, and run its credential plugin if `with_plugin` is set.
+
+    `fresh_until` applies to credentials from files. Raises SourceError.
+    """
+    if isinstance(kubeconfig, str) and not Path(kubeconfig).expanduser().is_file():
+        raise SourceError(f"kubeconfig {kubeconfig} does not exist or is not a file")
+    try:
+        content, folder = _read(kubeconfig)
+        cluster, user = effective(*current_context(content), master)
+        login = _login(cluster, user, folder, fresh_until, with_plugin)
+        authority = _pem_file(cluster.certificate_authority_data, cluster.certificate_authority, folder)
+    except (SourceError, OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise SourceError(f"cannot use kubeconfig {kubeconfig}: {_reason(error)}") from None
+    server = ServerConfig(
+        url=cluster.server,
+        proxy=proxy_for(cluster.server, cluster.proxy_url, os.environ),
+        verify=not cluster.insecure_skip_tls_verify,
+        ca_file=authority,
+        cert_file=login.cert_file,
+        key_file=login.key_file,
+        tls_server_name=cluster.tls_server_name or None,
+    )
+    headers = impersonation_headers(user)
+    return Credentials(
+        server, login.fresh_until, login.authorization, headers, not cluster.disable_compression
+    )
+
+
+def _read(kubeconfig: str | Kubeconfigs) -> tuple[object, Path]:
+    """Return a decoded kubeconfig and the folder of its relative paths."""
+    if isinstance(kubeconfig, Kubeconfigs):
+        return read_merged(kubeconfig), Path.cwd()
+    file = Path(kubeconfig).expanduser()
+    return _decoded(file), file.absolute().parent
+
+
+def _decoded(file: Path) -> object:
+    documents = list(yaml.documents(file.read_bytes()))
+    if len(documents) > 1:
+        raise SourceError("it has more than one document")
+    return documents[0].content if documents else None
+
+
+def read_merged(kubeconfigs: Kubeconfigs) -> dict[str, Any]:
+    """Return one decoded kubeconfig with absolute paths. Raises SourceError, OSError and YAMLError."""
+    merged: dict[str, Any] = {name: {} for name in _LISTS} | {"current-context": ""}
+    for file in (Path(path).expanduser() for path in kubeconfigs.paths):
+        if not file.is_file():
+            continue
+        content = _decoded(file)
+        if content is None:
+            continue
+        if not isinstance(content, dict):
+            raise SourceError(f"{file} is not a mapping")
+        merged["current-context"] = merged["current-context"] or content.get("current-context") or ""
+        for kind in _LISTS:
+            for entry in _entries(content.get(kind), file):
+                merged[kind].setdefault(entry.get("name"), entry)
+    current = kubeconfigs.context or merged["current-context"]
+    return {kind: list(merged[kind].values()) for kind in _LISTS} | {"current-context": current}
+
+
+def _entries(value: object, file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a list, with absolute paths."""
+    for entry in value if isinstance(value, list) else ():
+        if isinstance(entry, dict):
+            yield {key: _absolute(value, file.absolute().parent) for key, value in entry.items()}
+
+
+def _absolute(settings: Any, folder: Path) -> Any:
+    if not isinstance(settings, dict):
+        return settings
+    changed: dict[str, Any] = {
+        key: str(folder / settings[key])
+        for key in _PATHS
+        if isinstance(settings.get(key), str) and settings[key]
+    }
+    plugin = settings.get("exec")
+    if isinstance(plugin, dict) and "/" in str(plugin.get("command", "")):
+        changed["exec"] = {**plugin, "command": str(folder / plugin["command"])}
+    return {**settings, **changed}
+
+
+def current_context(content: object) -> tuple[KubeconfigCluster, KubeconfigUser]:
     """Return cluster and user of the current context of a decoded kubeconfig, empty where it names none.
 
     Raises SourceError.
@@ -100,16 +251,23 @@ def current(content: object) -> tuple[KubeconfigCluster, KubeconfigUser]:
     if not isinstance(content, dict):
         raise SourceError("it is empty or not a mapping")
     try:
-        file = msgspec.convert(_without_nulls(content), _File)
+        file = msgspec.convert(_without_nulls(content), _KubeconfigFile)
     except msgspec.ValidationError as error:
         raise SourceError(str(error)) from None
     contexts = {named.name: named.context for named in file.contexts}
     if file.current_context and file.current_context not in contexts:
         raise SourceError(f"it has no context {file.current_context!r}")
-    context = contexts.get(file.current_context, _Context())
+    context = contexts.get(file.current_context, _KubeconfigContext())
     clusters = {named.name: named.cluster for named in file.clusters}
     users = {named.name: named.user for named in file.users}
     return clusters.get(context.cluster, KubeconfigCluster()), users.get(context.user, KubeconfigUser())
+
+
+def _without_nulls(value: Any) -> Any:
+    """Drop the nulls of mappings: as in client-go, they mean unset."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def effective(
@@ -136,20 +294,6 @@ def effective(
         server=cluster.server, proxy_url=cluster.proxy_url, disable_compression=cluster.disable_compression
     )
     return plain, impersonated
-
-
-def server_url(server: str, *, tls: bool) -> str:
-    """Return the URL for a server without a final slash; without a scheme, use https if `tls`. Raises SourceError."""
-    complete = "://" in server
-    try:
-        url = urlsplit(server if complete else f"{'https' if tls else 'http'}://{server}")
-        valid = url.scheme in ("http", "https") and url.hostname and url.port != 0 and " " not in server
-    except ValueError:
-        valid = False
-    if not valid or not (complete or url.path in ("", "/")):
-        shown = without_password(server if "//" in server else f"//{server}").removeprefix("//")
-        raise SourceError(f"invalid API server address {shown!r}: use an http:// or https:// URL")
-    return f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
 
 
 def _check(cluster: KubeconfigCluster, user: KubeconfigUser) -> None:
@@ -181,8 +325,140 @@ def _check(cluster: KubeconfigCluster, user: KubeconfigUser) -> None:
             raise SourceError(mistake)
 
 
-def _without_nulls(value: Any) -> Any:
-    """Drop the nulls of mappings: as in client-go, they mean unset."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+def _login(
+    cluster: KubeconfigCluster, user: KubeconfigUser, folder: Path, fresh_until: float, with_plugin: bool
+) -> _Login:
+    """Return the login of a user; run the credential plugin or identity provider only if `with_plugin` is set."""
+    token = _token(user, folder)
+    header = f"Bearer {token}" if token else _basic(user)
+    login = _Login(
+        lambda: header,
+        fresh_until,
+        _pem_file(user.client_certificate_data, user.client_certificate, folder),
+        _pem_file(user.client_key_data, user.client_key, folder),
+    )
+    if not with_plugin:
+        return login._replace(fresh_until=-math.inf)
+    if user.auth_provider is not None:
+        renewed = plugin.provider_authorization(user.auth_provider)
+        return login._replace(authorization=renewed or login.authorization, fresh_until=math.inf)
+    return _plugin_login(user.exec, cluster, folder, login) if user.exec is not None and not token else login
+
+
+def _token(user: KubeconfigUser, folder: Path) -> str:
+    """Return the token; that of a file wins."""
+    if not user.token_file:
+        # A line break at its end is illegal in a header.
+        return user.token.strip()
+    file = folder / user.token_file
+    try:
+        if token := file.read_text().strip():
+            return token
+        reason = "it is empty"
+    except (OSError, UnicodeDecodeError) as error:
+        reason = _reason(error)
+    if user.token:
+        return user.token.strip()
+    raise SourceError(f"cannot read the token in {file}: {reason}")
+
+
+def _basic(user: KubeconfigUser) -> str:
+    """Return the header with user name and password, which may be empty."""
+    if not user.username:
+        return ""
+    return make_headers(basic_auth=f"{user.username}:{user.password}")["authorization"]
+
+
+def _plugin_login(
+    settings: dict[str, Any], cluster: KubeconfigCluster, folder: Path, login: _Login
+) -> _Login:
+    """Run the credential plugin. Without a date, only a 401 shows that its credentials have expired."""
+    try:
+        program = msgspec.convert(settings, plugin.CredentialPlugin)
+    except msgspec.ValidationError as error:
+        raise SourceError(f"invalid exec: {error}") from None
+    found = plugin.run(
+        program, folder, _cluster_info(cluster, folder) if program.provideClusterInfo else None
+    )
+    left = found.seconds_left()
+    login = login._replace(fresh_until=math.inf if left is None else time.monotonic() + left - _EARLY)
+    if found.token:
+        header = f"Bearer {found.token.strip()}"
+        login = login._replace(authorization=lambda: header)
+    if found.clientCertificateData and found.clientKeyData:
+        login = login._replace(
+            cert_file=_temporary_file(found.clientCertificateData.encode()),
+            key_file=_temporary_file(found.clientKeyData.encode()),
+        )
+    return login
+
+
+def _cluster_info(cluster: KubeconfigCluster, folder: Path) -> dict[str, Any]:
+    """Return the cluster in the form of the ExecCredential API: with the contents of files, not their paths."""
+    info: dict[str, Any] = msgspec.to_builtins(cluster)
+    if authority := info.pop("certificate-authority", ""):
+        try:
+            content = (folder / authority).read_bytes()
+        except OSError as error:
+            raise SourceError(f"cannot read the certificate authority: {error}") from None
+        info["certificate-authority-data"] = base64.b64encode(content).decode()
+    for extension in info.pop("extensions", ()):
+        if extension.get("name") == "client.authentication.k8s.io/exec":
+            info["config"] = extension.get("extension")
+    return info
+
+
+def _pem_file(data: str, path: str, folder: Path) -> str | None:
+    """Return the path of a file with the decoded `data`, or that of a file that must exist; None without both."""
+    if data:
+        try:
+            return _temporary_file(base64.b64decode(data))
+        except ValueError as error:
+            raise SourceError(f"certificate data or key data is not base64: {error}") from None
+    if not path:
+        return None
+    file = os.path.normpath(folder / path)
+    if not Path(file).is_file():
+        raise SourceError(f"file does not exist: {file}")
+    return file
+
+
+def _temporary_file(content: bytes) -> str:
+    """Return the path of a file with this content, which exists until the process ends: TLS reads files only."""
+    path = _temporary_files.get(content, "")
+    if not Path(path).is_file():
+        if not _temporary_files:
+            atexit.register(_remove_temporary_files)
+        number, path = tempfile.mkstemp()
+        with os.fdopen(number, "wb") as file:
+            file.write(content)
+        _temporary_files[content] = path
+    return path
+
+
+def _remove_temporary_files() -> None:
+    for path in _temporary_files.values():
+        Path(path).unlink(missing_ok=True)
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, SourceError | OSError) else f"{type(error).__name__}: {text}"
+
+
+def impersonation_headers(user: KubeconfigUser) -> tuple[tuple[str, str], ...]:
+    """Return the headers for `as` and its siblings in a kubeconfig, one for each group and value; none without `as`."""
+    if not user.as_:
+        return ()
+    headers = [("Impersonate-User", user.as_)]
+    if user.as_uid:
+        headers.append(("Impersonate-Uid", user.as_uid))
+    headers += [("Impersonate-Group", group) for group in user.as_groups]
+    for key, values in user.as_user_extra.items():
+        headers += [(f"Impersonate-Extra-{_escaped(key)}", value) for value in values]
+    # The client encodes headers as Latin-1, the server decodes them as UTF-8.
+    return tuple((name, value.encode().decode("latin-1")) for name, value in headers)
+
+
+def _escaped(key: str) -> str:
+    return "".join(chr(byte) if byte in _LEGAL else f"%{byte:02X}" for byte in key.encode())

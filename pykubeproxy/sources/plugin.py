@@ -1,19 +1,18 @@
-"""Run a credential plugin: the program under `exec` in a kubeconfig."""
+"""Credentials from a program (`exec` in a kubeconfig) or an identity provider (`auth-provider`)."""
 
-import base64
 import contextlib
 import os
 import selectors
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from pykubeproxy.sources.kubeconfig import KubeconfigCluster
 from pykubeproxy.sources.watch import SourceError
 from pykubeproxy.wording import one_line
 
@@ -21,22 +20,22 @@ _SECONDS = 30.0  # a plugin that takes longer is killed
 _MAX_OUTPUT = 1 << 20  # bytes
 
 
-class _Variable(msgspec.Struct):
+class _PluginVariable(msgspec.Struct):
     name: str
     value: str
 
 
-class Plugin(msgspec.Struct):
+class CredentialPlugin(msgspec.Struct):
     """The settings under `exec` in a kubeconfig."""
 
     command: str
     apiVersion: str  # noqa: N815
     args: list[str] | None = None
-    env: list[_Variable] | None = None
+    env: list[_PluginVariable] | None = None
     provideClusterInfo: bool = False  # noqa: N815
 
 
-class Status(msgspec.Struct):
+class PluginCredentials(msgspec.Struct):
     """The credentials that a plugin returns: a token, or a client certificate and its key in PEM."""
 
     token: str | None = None
@@ -55,12 +54,15 @@ class Status(msgspec.Struct):
 class _ExecCredential(msgspec.Struct):
     apiVersion: str  # noqa: N815
     kind: str
-    status: Status
+    status: PluginCredentials
 
 
-def run(plugin: Plugin, folder: Path, cluster: KubeconfigCluster) -> Status:
-    """Run a plugin in the folder of its kubeconfig. Kill it with its children if it takes too long. Raises SourceError."""
-    exit_code, output, errors = _run(plugin, folder, _environment(plugin, folder, cluster))
+def run(plugin: CredentialPlugin, folder: Path, cluster: Mapping[str, Any] | None) -> PluginCredentials:
+    """Run a plugin in the folder of its kubeconfig; tell it the cluster if given. Raises SourceError.
+
+    If it takes too long, kill it with its children.
+    """
+    exit_code, output, errors = _run(plugin, folder, _environment(plugin, cluster))
     if exit_code:
         detail = f": {one_line(errors)}" if errors.strip() else ""
         raise SourceError(f"credential plugin {plugin.command} exited with status {exit_code}{detail}")
@@ -81,31 +83,52 @@ def run(plugin: Plugin, folder: Path, cluster: KubeconfigCluster) -> Status:
     return status
 
 
-def _environment(plugin: Plugin, folder: Path, cluster: KubeconfigCluster) -> dict[str, str]:
+def provider_authorization(provider: Mapping[str, Any]) -> Callable[[], str] | None:
+    """Return the function for Credentials that renews the token of an identity provider, None for an unknown provider.
+
+    Raises SourceError.
+    """
+    # This takes 0.2 s of CPU time and 17 MB.
+    from kubernetes.client.configuration import Configuration
+    from kubernetes.config.kube_config import KubeConfigLoader
+
+    kubeconfig = {
+        "current-context": "current",
+        "contexts": [{"name": "current", "context": {"cluster": "current", "user": "current"}}],
+        "clusters": [{"name": "current", "cluster": {}}],
+        "users": [{"name": "current", "user": {"auth-provider": provider}}],
+    }
+    configuration = Configuration()
+
+    def header() -> str:
+        try:
+            token = configuration.auth_settings().get("BearerToken")
+        except Exception as error:
+            # The client raises nearly anything.
+            raise SourceError(
+                f"cannot renew the token: {type(error).__name__}: {one_line(str(error))}"
+            ) from None
+        return (token["value"] or "").strip() if token else ""
+
+    try:
+        KubeConfigLoader(kubeconfig).load_and_set(configuration)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise SourceError(
+            f"cannot get a token by auth-provider: {type(error).__name__}: {one_line(str(error))}"
+        ) from None
+    return header if "BearerToken" in configuration.api_key else None
+
+
+def _environment(plugin: CredentialPlugin, cluster: Mapping[str, Any] | None) -> dict[str, str]:
     spec: dict[str, Any] = {"interactive": False}
-    if plugin.provideClusterInfo:
-        spec["cluster"] = _cluster_info(cluster, folder)
+    if cluster is not None:
+        spec["cluster"] = cluster
     info = {"apiVersion": plugin.apiVersion, "kind": "ExecCredential", "spec": spec}
     own = {variable.name: variable.value for variable in plugin.env or ()}
     return {**os.environ, **own, "KUBERNETES_EXEC_INFO": msgspec.json.encode(info).decode()}
 
 
-def _cluster_info(cluster: KubeconfigCluster, folder: Path) -> dict[str, Any]:
-    """Return the cluster in the form of the ExecCredential API: with the contents of files, not their paths."""
-    info: dict[str, Any] = msgspec.to_builtins(cluster)
-    if authority := info.pop("certificate-authority", ""):
-        try:
-            content = (folder / authority).read_bytes()
-        except OSError as error:
-            raise SourceError(f"cannot read the certificate authority: {error}") from None
-        info["certificate-authority-data"] = base64.b64encode(content).decode()
-    for extension in info.pop("extensions", ()):
-        if extension.get("name") == "client.authentication.k8s.io/exec":
-            info["config"] = extension.get("extension")
-    return info
-
-
-def _run(plugin: Plugin, folder: Path, environment: dict[str, str]) -> tuple[int, bytes, str]:
+def _run(plugin: CredentialPlugin, folder: Path, environment: dict[str, str]) -> tuple[int, bytes, str]:
     """Return the exit code, the output and the errors of the program."""
     try:
         process = subprocess.Popen(

@@ -1,15 +1,36 @@
-"""Pods of an API server: list, read, create and delete them. Only commands do; the agent reads none."""
+"""Pods of an API server: list, read, create and delete them, and run commands in them, over WebSocket.
 
+Only commands for other nodes import this module; the agent reads no pods.
+"""
+
+import socket
 import time
-from collections.abc import Mapping
-from urllib.parse import quote
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+from urllib.parse import quote, urlencode
+
+import msgspec
+import websocket
+from urllib3 import HTTPHeaderDict
 
 from pykubeproxy.objects.pods import Pod, decode_pod
+from pykubeproxy.sources import failures
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.failures import Failure
-from pykubeproxy.sources.lists import list_items
+from pykubeproxy.sources.failures import ApiStatus, Failure, Forbidden, NotFound, Unreachable
+from pykubeproxy.sources.queries import list_items
 
-_SECONDS = 60.0  # for a request
+_REQUEST_SECONDS = 60.0  # for a request
+# The newest first; kubelets since 1.30 know version 5.
+_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+# The first byte of each message.
+_STDOUT, _STDERR, _STATUS = 1, 2, 3
+_MAX_ERRORS = 1 << 16  # bytes of standard error and of the status
+_COMMAND_SECONDS = 60.0
+_MAX_OUTPUT = 128 << 20  # bytes
+# How container runtimes report a missing program. Programs print the second one, too.
+_NOT_FOUND, _NO_FILE = "executable file not found", "no such file or directory"
 
 
 def list_pods(
@@ -34,21 +55,23 @@ def list_pods(
 
 def get_pod(client: Client, namespace: str, name: str) -> Pod:
     """Return a Pod. Raises Failure."""
-    end = time.monotonic() + _SECONDS
+    end = time.monotonic() + _REQUEST_SECONDS
     with client.stream(
-        _path(namespace, name), {}, resource=f"pod {name}", verbs="get of", idle=_SECONDS, end=end
+        _path(namespace, name), {}, resource=f"pod {name}", verbs="get of", idle=_REQUEST_SECONDS, end=end
     ) as body:
         return _decoded(b"".join(body))
 
 
 def create_pod(client: Client, namespace: str, manifest: Mapping[str, object]) -> Pod:
     """Create a Pod and return it. Raises Failure."""
-    return _decoded(client.post(_path(namespace), manifest, resource="pods", idle=_SECONDS))
+    return _decoded(client.post(_path(namespace), manifest, resource="pods", idle=_REQUEST_SECONDS))
 
 
 def delete_pod(client: Client, namespace: str, name: str) -> None:
     """Delete a Pod at once. Raises Failure."""
-    client.delete(_path(namespace, name), {"gracePeriodSeconds": 0}, resource=f"pod {name}", idle=_SECONDS)
+    client.delete(
+        _path(namespace, name), {"gracePeriodSeconds": 0}, resource=f"pod {name}", idle=_REQUEST_SECONDS
+    )
 
 
 def _decoded(text: bytes) -> Pod:
@@ -61,3 +84,207 @@ def _decoded(text: bytes) -> Pod:
 def _path(namespace: str, name: str = "") -> str:
     inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     return f"/api/v1{inside}/pods" + (f"/{quote(name, safe='')}" if name else "")
+
+
+class ContainerRef(NamedTuple):
+    """Names a container of a pod, in which commands can run."""
+
+    namespace: str
+    pod: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.pod}"
+
+
+class NotInImage(Failure):
+    """The container's image has no such program."""
+
+
+class CommandEnd(NamedTuple):
+    """How a command ended, and what it wrote to standard error, at most 64 KiB."""
+
+    exit_code: int
+    errors: str
+
+
+class CommandOutput(NamedTuple):
+    """All that a command wrote, and how it ended."""
+
+    output: bytes
+    errors: str
+    exit_code: int
+
+
+def run_in_pod(
+    client: Client,
+    container: ContainerRef,
+    command: Sequence[str],
+    *,
+    seconds: float = _COMMAND_SECONDS,
+    silence: float = _COMMAND_SECONDS,
+    max_bytes: int = _MAX_OUTPUT,
+) -> CommandOutput:
+    """Run a command and return its output. Raises Failure, among them NotInImage, Forbidden and NotFound.
+
+    The command has `seconds` to end, may write nothing for `silence` seconds, and may write `max_bytes`.
+    """
+    collected = bytearray()
+    with open_command(
+        client, container, command, seconds=seconds, silence=silence, max_bytes=max_bytes
+    ) as pieces:
+        ended = _collect(pieces, collected)
+    return CommandOutput(bytes(collected), ended.errors, ended.exit_code)
+
+
+def _collect(pieces: Generator[bytes, None, CommandEnd], into: bytearray) -> CommandEnd:
+    """Append all pieces and return how the command ended."""
+    while True:
+        try:
+            into += next(pieces)
+        except StopIteration as end:
+            ended: CommandEnd = end.value
+            return ended
+
+
+@contextmanager
+def open_command(
+    client: Client,
+    container: ContainerRef,
+    command: Sequence[str],
+    *,
+    seconds: float = _COMMAND_SECONDS,
+    silence: float = _COMMAND_SECONDS,
+    max_bytes: int = _MAX_OUTPUT,
+) -> Iterator[Generator[bytes, None, CommandEnd]]:
+    """Run a command; yield a generator of the pieces of its output, whose value is how the command ended.
+
+    See `run_in_pod` for the limits. Raises Failure.
+    """
+    conversation = partial(_messages, container, command)
+    end = time.monotonic() + seconds
+    silence = min(silence, seconds)
+    with client.connection(conversation, idle=silence, end=end) as messages:
+        yield _output(container, command, messages, seconds, silence, max_bytes)
+
+
+def _output(
+    container: ContainerRef,
+    command: Sequence[str],
+    messages: Iterator[bytes],
+    seconds: float,
+    silence: float,
+    max_bytes: int,
+) -> Generator[bytes, None, CommandEnd]:
+    errors, status, size = bytearray(), bytearray(), 0
+    try:
+        for message in messages:
+            channel, content = message[0], message[1:]
+            if channel == _STDOUT:
+                size += len(content)
+                if size > max_bytes:
+                    raise Failure(f"{command[0]} in pod {container} wrote more than {max_bytes >> 20} MiB")
+                yield content
+            elif channel in (_STDERR, _STATUS):
+                kept = errors if channel == _STDERR else status
+                kept += content[: _MAX_ERRORS - len(kept)]
+    except Failure as failure:
+        if failure.persistent:  # out of time
+            silent = isinstance(failure, Unreachable)
+            problem = (
+                f"wrote nothing for {silence:.0f} s" if silent else f"did not end within {seconds:.0f} s"
+            )
+            raise Failure(f"{command[0]} in pod {container} {problem}") from None
+        if not status:
+            raise
+    text = errors.decode(errors="replace")
+    return CommandEnd(_exit_code(container, command, bytes(status), text), text)
+
+
+def _messages(
+    container: ContainerRef,
+    command: Sequence[str],
+    connection: socket.socket,
+    server: str,
+    headers: HTTPHeaderDict,
+) -> Generator[bytes, None, None]:
+    """Yield an empty part when the server has accepted the command, then its messages until it closes."""
+    query = [("container", container.name), ("stdout", "true"), ("stderr", "true")]
+    path = f"/api/v1/namespaces/{quote(container.namespace)}/pods/{quote(container.pod)}/exec"
+    url = f"{server}{path}?{urlencode([*(('command', word) for word in command), *query])}"
+    channel = websocket.WebSocket(skip_utf8_validation=True)
+    try:
+        channel.connect(  # type: ignore[no-untyped-call]
+            url.replace("http", "ws", 1),
+            socket=connection,
+            header=[f"{name}: {value}" for name, value in headers.iteritems()],
+            subprotocols=list(_PROTOCOLS),
+            suppress_origin=True,
+            redirect_limit=0,
+        )
+        if channel.getsubprotocol() not in _PROTOCOLS:
+            raise websocket.WebSocketProtocolException("no subprotocol")
+        connection.settimeout(None)  # the caller limits the time
+        yield b""
+        while message := _next(channel):
+            yield message
+    except websocket.WebSocketBadStatusException as error:
+        raise _refused(container, error) from None
+    except websocket.WebSocketConnectionClosedException:
+        raise Unreachable(f"the connection to {server} broke") from None
+    except websocket.WebSocketException as error:
+        raise Failure(
+            f"{server} does not speak {_PROTOCOLS[-1]} over WebSocket ({error}); check that each proxy on the way passes WebSockets"
+        ) from None
+
+
+def _next(channel: websocket.WebSocket) -> bytes:
+    """Return the next message with a content, b"" when the server closes the connection."""
+    while True:
+        kind, data = channel.recv_data()
+        if kind == websocket.ABNF.OPCODE_CLOSE:
+            return b""
+        message = data.encode() if isinstance(data, str) else bytes(data)
+        if len(message) > 1:
+            return message
+
+
+def _refused(container: ContainerRef, error: websocket.WebSocketBadStatusException) -> Failure:
+    """Return the failure for a response that does not accept the command."""
+    message = failures.status_message(error.resp_body or b"")
+    detail = f" ({error.status_code}: {message})" if message else f" ({error.status_code})"
+    match error.status_code:
+        case 403:
+            return Forbidden(
+                f"exec into pod {container} is not permitted{detail}: a role must grant get and create of pods/exec,"
+                " as manifests/inspect/rbac.yaml does"
+            )
+        case 404:
+            return NotFound(f"pod {container} does not exist{detail}")
+        case 400:
+            return Failure(f"cannot exec into container {container.name} of pod {container}{detail}")
+        case 500 | 502:
+            return Failure(f"the API server cannot reach the kubelet of pod {container}{detail}")
+    return failures.from_status(error.status_code, message, 0.0, "pods/exec", "get and create of")
+
+
+def _exit_code(container: ContainerRef, command: Sequence[str], status: bytes, errors: str) -> int:
+    """Return the exit code in a Status. Raises Failure if the command did not run to its end."""
+    where = f"{command[0]} in container {container.name} of pod {container}"
+    if not status:
+        raise Unreachable(f"the connection broke before the end of {where}")
+    try:
+        end = msgspec.json.decode(status, type=ApiStatus)
+    except (ValueError, RecursionError):
+        raise Failure(f"the API server sent an invalid status for {where}") from None
+    if end.status == "Success":
+        return 0
+    causes = (end.details.causes if end.details else None) or []
+    codes = (cause.message for cause in causes if cause.reason == "ExitCode")
+    code = next((code for code in codes if code.isdecimal()), "")
+    said = f"{end.message or ''} {errors}".lower()
+    if _NOT_FOUND in said or (_NO_FILE in said and code in ("", "126", "127", "128")):
+        raise NotInImage(f"the image of pod {container} has no {command[0]}")
+    if not code:
+        raise Failure(f"cannot run {where}: {end.message or end.reason or 'no reason given'}")
+    return int(code)

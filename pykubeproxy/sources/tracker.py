@@ -50,8 +50,8 @@ class ObjectTracker:
         """
         newer = {key: self._changes.get(key) for key in self._later_than(version)}
         objects = (
-            *(it for it in objects if it.key not in newer),
-            *(it.object for it in newer.values() if isinstance(it, Updated)),
+            *(object_ for object_ in objects if object_.key not in newer),
+            *(change.object for change in newer.values() if isinstance(change, Updated)),
         )
         self._rejected = rejected
         # An earlier list that failed may have found others, which are smaller by now.

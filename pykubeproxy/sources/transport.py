@@ -1,9 +1,12 @@
-"""Connections to an API server that an Attempt can cancel."""
+"""Connections to an API server that an Attempt can cancel, and the bodies of its responses."""
 
 import hashlib
+import ipaddress
 import socket
 import sys
-from collections.abc import Mapping
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +22,82 @@ from urllib3.exceptions import (
 )
 from urllib3.util import Url, make_headers, parse_url
 
-from pykubeproxy.sources.addresses import ServerAddresses
 from pykubeproxy.sources.attempt import current
 from pykubeproxy.sources.credentials import ServerConfig
-from pykubeproxy.sources.proxies import SOCKS, user_of
-from pykubeproxy.sources.socks import request_connection
+from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.proxies import SOCKS, request_connection, user_of
 from pykubeproxy.wording import without_password
 
+# Keep only the newest ones: a load balancer may change its addresses again and again.
+_MOST = 64
+
+Address = tuple[str, int]
+_GZIP = zlib.MAX_WBITS | 16
+_PIECE = 1 << 16
+_CORRUPT = "check proxies in between, or set disable-compression in the kubeconfig"
 _CONNECT_TIMEOUT = 5.0  # seconds per address
 _HANDSHAKE_TIMEOUT = 10.0  # as in client-go
 _MAX_IDLE = 16  # connections kept for later requests
 _PORTS = {"http": 80, "https": 443} | dict.fromkeys(SOCKS, 1080)
+
+
+class ServerAddresses:
+    """Collect the address and port of the server, or of the proxy in front of it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: dict[Address, None] = {}  # oldest first
+        self._known: frozenset[Address] = frozenset()
+
+    def add(self, host: str, port: int) -> None:
+        """Add an IP address; ignore a name."""
+        try:
+            address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+        except ValueError:
+            return
+        # Packets to a mapped address are IPv4.
+        address = getattr(address, "ipv4_mapped", None) or address
+        with self._lock:
+            self._seen.pop((str(address), port), None)
+            self._seen[str(address), port] = None
+            while len(self._seen) > _MOST:
+                del self._seen[next(iter(self._seen))]
+            self._known = frozenset(self._seen)
+
+    def known(self) -> frozenset[Address]:
+        """Return all addresses so far."""
+        return self._known
+
+
+def content(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    """Yield the body of a response in pieces of at most 64 KiB, unpacked if the server compressed it. Raises Failure."""
+    body = iter(lambda: response.read1(_PIECE, decode_content=False), b"")
+    compressed = response.headers.get("Content-Encoding", "").lower() == "gzip"
+    return unpacked(body) if compressed else body
+
+
+def unpacked(body: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the contents of gzip data in pieces of at most 64 KiB. Raises Failure if it is corrupt or incomplete."""
+    member, begun = zlib.decompressobj(_GZIP), False
+    for data in body:
+        while data:
+            begun = True
+            try:
+                piece = member.decompress(data, _PIECE)
+            except zlib.error as error:
+                raise Failure(
+                    f"the API server sent corrupt gzip data ({error}): {_CORRUPT}", persistent=True
+                ) from None
+            if piece:
+                yield piece
+            data = member.unconsumed_tail
+            if member.eof:
+                # Further members may follow.
+                data, member, begun = member.unused_data, zlib.decompressobj(_GZIP), False
+    if begun:
+        raise Failure(
+            f"the API server's response ended in the middle of gzip data: {_CORRUPT}", persistent=True
+        )
 
 
 class Keepalive(msgspec.Struct, frozen=True):

@@ -1,12 +1,17 @@
-"""The wire format around objects: pages of a list and lines of a watch."""
+"""The wire format around objects: lists in pages, and the lines of a watch.
+
+Objects are decoded while a page arrives, so memory never holds the text of a page.
+"""
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 import msgspec
 
 from pykubeproxy.objects import Key, Kind
-from pykubeproxy.sources.failures import Failure, from_status, one_line
+from pykubeproxy.sources.failures import ApiStatus, Failure, from_status, one_line
 
 # An object has at most 1.5 MB in etcd, and 9 MB as JSON, which writes "<" as "\u003c". Skip a larger one.
 MAX_OBJECT = 16 << 20
@@ -23,6 +28,13 @@ _LONGEST_FIELD = 64
 _BEGINNING = 4096
 _IDENTITY = re.compile(rb'"(name|namespace|resourceVersion)": ?"([!#-\[\]-~]+)"')
 _EVENT_TYPE = re.compile(rb'\{"type": ?"([A-Z]+)"')
+_items = msgspec.json.Decoder(list[msgspec.Raw])
+PAGE_SIZE = 500  # as in kube-proxy
+# More objects of one kind than any cluster has: such a list never ends.
+_MAX_OBJECTS = 1_000_000
+# A server fills all pages but the last one. Accept this many that are not full, even empty ones.
+_SHORT_PAGES = 20
+Query: TypeAlias = dict[str, str | int]
 
 
 class Truncated(bytes):
@@ -58,7 +70,7 @@ class ObjectMeta(msgspec.Struct, gc=False):
         return Key("" if kind is Kind.NODE else self.namespace or "default", self.name or "?")
 
 
-class _Object(msgspec.Struct, gc=False):
+class _AnyObject(msgspec.Struct, gc=False):
     metadata: ObjectMeta
 
 
@@ -82,22 +94,10 @@ class _ListPage(msgspec.Struct):
     items: list[msgspec.Raw] | None
 
 
-class _Details(msgspec.Struct):
-    retryAfterSeconds: int | None = None  # noqa: N815
-
-
-class _Status(msgspec.Struct):
-    code: int | None = None
-    reason: str | None = None
-    message: str | None = None
-    details: _Details | None = None
-
-
 _pages = msgspec.json.Decoder(_ListPage)
-_items = msgspec.json.Decoder(list[msgspec.Raw])
 _events = msgspec.json.Decoder(WatchEvent)
-_objects = msgspec.json.Decoder(_Object)
-_statuses = msgspec.json.Decoder(_Status)
+_objects = msgspec.json.Decoder(_AnyObject)
+_statuses = msgspec.json.Decoder(ApiStatus)
 
 
 def lines(body: Iterator[bytes], limit: int = MAX_OBJECT) -> Iterator[bytes]:
@@ -264,7 +264,8 @@ def _decoded(text: bytes | bytearray, border: bytes) -> list[Item]:
         if not border:
             return [Nested(text[:_BEGINNING])]
     first, *others = text.replace(border, border[:1] + border).split(border)
-    return [it for item in (first, *(border[2:] + other for other in others)) for it in _decoded(item, b"")]
+    items = (first, *(border[2:] + other for other in others))
+    return [decoded for item in items for decoded in _decoded(item, b"")]
 
 
 def event(line: bytes) -> WatchEvent:
@@ -287,7 +288,7 @@ def is_older(version: str, than: str) -> bool:
 
     Versions of built-in kinds are increasing whole numbers (KEP-5504); others never count as older.
     """
-    numbers = [int(it) for it in (version, than) if it.isascii() and it.isdigit() and len(it) < 20]
+    numbers = [int(text) for text in (version, than) if text.isascii() and text.isdigit() and len(text) < 20]
     return len(numbers) == 2 and numbers[0] < numbers[1]
 
 
@@ -318,10 +319,43 @@ def _error(raw: msgspec.Raw) -> Failure:
     try:
         status = _statuses.decode(raw)
     except (ValueError, RecursionError):
-        status = _Status()
+        status = ApiStatus()
     code = 410 if status.reason in ("Expired", "Gone") else status.code or 500
     wait = status.details.retryAfterSeconds if status.details else None
     message = one_line(status.message or status.reason or "")
     failure = from_status(code, message, float(wait or 0), "these objects")
     failure.persistent = True
     return failure
+
+
+def read_pages(
+    ask: Callable[[Query], AbstractContextManager[Iterator[bytes]]],
+    query: Query,
+    kind: str,
+    take: Callable[[list[Item]], None],
+) -> ListMeta:
+    """Pass all items of a list to `take`, and return the metadata of its last page. `ask` sends a request.
+
+    Raises Failure; Expired if the server has dropped the rest of the list.
+    """
+    count = requests = 0
+
+    def take_counted(items: list[Item]) -> None:
+        nonlocal count
+        count += len(items)
+        if count > _MAX_OBJECTS:
+            raise Failure(f"the API server's list has no end: more than {_MAX_OBJECTS} objects")
+        take(items)
+
+    while True:
+        with ask(query) as body:
+            meta = page(body, kind, take_counted)
+        if not meta.next:
+            return meta
+        if meta.next == query.get("continue"):
+            raise Failure("the API server sends the same page of a list again and again")
+        requests += 1
+        if requests >= _SHORT_PAGES + count // PAGE_SIZE:
+            raise Failure(f"the API server's list has no end: {requests} pages with {count} objects in all")
+        query = {key: value for key, value in query.items() if key != "resourceVersion"}
+        query |= {"limit": PAGE_SIZE, "continue": meta.next}

@@ -10,17 +10,22 @@ from pathlib import Path
 import click
 
 from pykubeproxy.lab.machine import LabError
-from tests.bench import alone, curves, figures, page, plan
-from tests.bench.changes import TimedOut
-from tests.bench.checkout import NoRevision, current_python, image_python, other_checkout, this_checkout
-from tests.bench.commands import CommandFailed
+from tests.bench import alone, figures, page, plan
 from tests.bench.connects import Unreachable
-from tests.bench.environment import environment
-from tests.bench.figures import Figure
+from tests.bench.figures import Figure, Report, as_json, as_table, new_report
 from tests.bench.plan import EVERY_START, FULL_SCALE, ONLY_OURS, PARTS, QUICK, QUICK_SCALE, Effort, Step
-from tests.bench.program import Ended, Program, dispatches
-from tests.bench.report import Report, as_json, as_table, new_report
-from tests.bench.rows import Measured, NotDone, measure
+from tests.bench.program import (
+    Ended,
+    NoRevision,
+    Program,
+    current_python,
+    dispatches,
+    environment,
+    image_python,
+    other_checkout,
+    this_checkout,
+)
+from tests.bench.rows import CommandFailed, Measured, NotDone, TimedOut, measure
 from tests.bench.testbed import Testbed, testbed
 from tests.bench.workload import Size
 
@@ -134,7 +139,7 @@ def _measure(
         return
     too_much: dict[Program, int] = {}
     for step in steps:
-        remaining = [it for program in programs for it in _variants(step, backend, program)]
+        remaining = [item for program in programs for item in _variants(step, backend, program)]
         with bed.cluster(step.size) as cluster, ExitStack() as recordings:
             recording = None
             for run in range(step.runs):
@@ -208,7 +213,7 @@ def _publish(report: Report, out: Path) -> None:
     (out / "bench.json").write_bytes(as_json(report))
     (out / "bench.md").write_text(page.as_markdown(report.figures))
     click.echo(table)
-    drawn = curves.draw(report.figures, out)
+    drawn = page.draw(report.figures, out)
     click.echo(" ".join(map(str, (out / "bench.json", *drawn))))
 
 

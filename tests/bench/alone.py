@@ -12,11 +12,9 @@ from typing import NamedTuple
 
 from pykubeproxy.kernel import nfacct
 from tests.bench import figures as f
-from tests.bench import repair
-from tests.bench.commands import CommandFailed
 from tests.bench.plan import Effort
 from tests.bench.program import Place, Program, place, running
-from tests.bench.rows import Measured, Run, until_programmed
+from tests.bench.rows import CommandFailed, Measured, Run, after_flush, until_programmed, until_served
 from tests.bench.testbed import Cluster, Testbed
 
 _LONGEST = 300.0
@@ -60,9 +58,9 @@ def recorded(
                 process.wait_quiet(effort.quiet)
                 start, repairs = _inputs(record), []
                 if "repair" in rows:
-                    repair.after_flush(there, process.check, effort.limit)
+                    after_flush(there, process.check, effort.limit)
                     process.wait_quiet(effort.quiet)
-                    repairs = [it for it in _inputs(record) if it not in start]
+                    repairs = [item for item in _inputs(record) if item not in start]
         time.sleep(effort.settle)
         yield Recording(start, repairs)
 
@@ -87,7 +85,7 @@ def measure(
             subprocess.run(["iptables", "-t", "nat", "-F"], check=True, env=dict(there.environment))
             started = time.monotonic()
             with _writing(there, recording.repair) as check:
-                served = repair.until_served(there, started, check, effort.limit)
+                served = until_served(there, started, check, effort.limit)
             yield Measured(f.REPAIR_HALF, "s", (served.half,), alone=True)
             yield Measured(f.REPAIR_ALL, "s", (served.all,), alone=True)
     time.sleep(effort.settle)
@@ -95,7 +93,7 @@ def measure(
 
 def _inputs(record: Path) -> list[_Input]:
     """Return what was recorded, in the order of the commands' starts."""
-    files = sorted(it for it in record.iterdir() if it.suffix != ".arguments")
+    files = sorted(item for item in record.iterdir() if item.suffix != ".arguments")
     return [
         _Input(file, (f"{file.suffix[1:]}-restore", *Path(f"{file}.arguments").read_text().split()))
         for file in files

@@ -1,7 +1,12 @@
-"""Measured figures, and those that follow from them."""
+"""Measured figures, their targets, and the report of both as a table and as JSON."""
 
+import os
+import platform
 import statistics
+import subprocess
+import textwrap
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -72,10 +77,12 @@ def growth(figures: Sequence[Figure]) -> Iterator[Figure]:
 
     The time of a start without Services is not counted. The tools alone have at least 1.
     """
-    starts = [it for it in figures if it.name == START and not it.variant]
-    for backend in dict.fromkeys(it.backend for it in starts):
+    starts = [item for item in figures if item.name == START and not item.variant]
+    for backend in dict.fromkeys(item.backend for item in starts):
         for program in PROGRAMS:
-            seconds = {it.size: it.value for it in starts if (it.backend, it.program) == (backend, program)}
+            seconds = {
+                item.size: item.value for item in starts if (item.backend, item.program) == (backend, program)
+            }
             yield from _growth(backend, program, seconds)
 
 
@@ -102,3 +109,269 @@ def show(value: float, unit: str) -> str:
     if unit == "n":
         return f"{value:.0f}"
     return f"{value:.3f} s" if value < 1 else f"{value:.2f} s"
+
+
+#: Compare first packets with those at the smallest number of Services.
+FEWEST = "at the fewest services"
+_SHORT = {POD: "without rules", FEWEST: "the fewest"}
+_PROGRAMS = (PEER, ALONE)
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A maximum for a figure: `limit`, or `limit` times another figure and `plus` seconds.
+
+    The other figure is the same one of another program (PEER, ALONE), that at the fewest Services, or the one named.
+    """
+
+    backend: str
+    name: str
+    size: Size
+    limit: float
+    of: str = ""
+    plus: float = 0.0
+    variant: str = ""
+
+    def text(self, unit: str) -> str:
+        """Return the target as text."""
+        if not self.of:
+            return f"≤ {self.limit:g} {unit}"
+        plus = f" + {self.plus:g} {unit}" if self.plus else ""
+        return f"≤ {self.limit:g} x {_SHORT.get(self.of, self.of)}{plus}"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The result for a target: `ratio` to its limit, or None if the figure it depends on is missing."""
+
+    figure: Figure
+    target: Target
+    ratio: float | None
+
+    @property
+    def reached(self) -> bool | None:
+        """Return whether the target was met, or None if unknown."""
+        return None if self.ratio is None else self.ratio <= 1
+
+
+_NONE, _SMALL, _MIDDLE, _BIG = Size(0, 1), Size(1000, 10), Size(2000, 10), Size(5000, 10)
+_HUGE, _MANY = Size(10_000, 10), Size(20_000, 5)
+_PACKETS = Size(5000, FIRST_ENDPOINTS)
+TARGETS = (
+    *(Target("nft", START, size, 1.2, ALONE, 0.8) for size in (_SMALL, _MIDDLE, _BIG, _HUGE, _MANY)),
+    *(Target("legacy", START, size, 1.0, PEER) for size in (_SMALL, _MIDDLE, _BIG, _HUGE, _MANY)),
+    Target("nft", CHANGE, _BIG, 0.15),
+    Target("legacy", CHANGE, _BIG, 1.1, ALONE),
+    Target("nft", DUMP, _BIG, 0.3),
+    Target("nft", TRACE, _BIG, 0.3),
+    Target("nft", EXPLAIN, _BIG, 0.3),
+    *(Target("nft", REPAIR_HALF, size, 1.0) for size in (_PACKETS, _BIG)),
+    *(Target("nft", REPAIR_ALL, size, 1.2, ALONE) for size in (_PACKETS, _BIG)),
+    *(
+        target
+        for backend, to_pod in (("nft", 2.0), ("legacy", 3.0))
+        for target in (
+            Target(backend, FIRST_LIST, _NONE, 2.5, ALONE),
+            Target(backend, FIRST_LIST, _NONE, 2.5, ALONE, variant="kubeconfig"),
+            Target(backend, HELP, _NONE, 1.8, ALONE),
+            Target(backend, MEMORY, _NONE, 45),
+            Target(backend, MEMORY, _BIG, 100),
+            Target(backend, MEMORY, _HUGE, 140),
+            Target(backend, GROWTH, _HUGE, 1.3, ALONE),
+            Target(backend, GROWTH, _MANY, 1.3, ALONE),
+            Target(backend, CHECK, _HUGE, 1.5, ALONE, 1.0),
+            Target(backend, DIFF, _HUGE, 2.0, ALONE, 2.0),
+            Target(backend, DIFF_AGENT, _HUGE, 2.0, ALONE, 2.0),
+            *(
+                Target(backend, FIRST, size, limit, of, variant="tree")
+                for size, limit, of in (
+                    (_PACKETS, to_pod, POD),
+                    (_PACKETS, 1.0, PEER),
+                    (Size(30_000, FIRST_ENDPOINTS), 1.5, FEWEST),
+                )
+            ),
+        )
+    ),
+)
+
+
+def missing(target: Target) -> str:
+    """Return what to measure so that the target can be judged."""
+    if target.of == PEER:
+        return "needs --peer"
+    if target.of == ALONE and target.name in (FIRST_LIST, HELP):
+        return "needs part launch"
+    if target.of == FEWEST:
+        return "needs --services"
+    return f"{_SHORT.get(target.of, target.of)} missing"
+
+
+def judge(figures: Sequence[Figure]) -> list[Verdict]:
+    """Compare pykubeproxy's figures with their targets."""
+    return [
+        Verdict(figure, target, _ratio(figure, target, figures))
+        for figure in figures
+        for target in TARGETS
+        if figure.program == OURS
+        and (figure.backend, figure.name, figure.size, figure.variant)
+        == (target.backend, target.name, target.size, target.variant)
+    ]
+
+
+def _ratio(figure: Figure, target: Target, figures: Sequence[Figure]) -> float | None:
+    if not target.of:
+        return figure.value / target.limit
+    if target.of in _PROGRAMS:
+        others = list(of_program(figure, target.of, figures))
+    elif target.of == FEWEST:
+        others = [other for other in figures if _like(other, figure, figure.name)]
+        others = sorted(others, key=lambda other: other.size.services)[:1]
+        others = [other for other in others if other.size != figure.size]
+    else:
+        others = [other for other in figures if _like(other, figure, target.of) and other.size == figure.size]
+    if not others:
+        return None
+    return figure.value / (target.limit * min(other.value for other in others) + target.plus)
+
+
+def _like(other: Figure, figure: Figure, name: str) -> bool:
+    """Return whether `other` has this name and the same backend, program and variant, at any size."""
+    same = (other.backend, other.variant, other.name) == (figure.backend, figure.variant, name)
+    return same and other.program == figure.program
+
+
+_LABEL = 37
+_NOTES = 110
+_GROWING = (START, START_CPU, MEMORY, CHANGE, CHURN)
+
+
+class Report(msgspec.Struct):
+    """All figures of a run; `notes` lists what could not be measured, and why."""
+
+    host: dict[str, str]
+    figures: list[Figure]
+    notes: list[str]
+
+    def add(self, figure: Figure) -> None:
+        """Add a figure, or its runs to an existing figure with the same key."""
+        for at, known in enumerate(self.figures):
+            if _key(known) == _key(figure):
+                self.figures[at] = msgspec.structs.replace(known, runs=known.runs + figure.runs)
+                return
+        self.figures.append(figure)
+
+
+def new_report() -> Report:
+    """Return an empty report for this machine and time."""
+    version = subprocess.run(["iptables", "--version"], capture_output=True, text=True, check=False)
+    host = {
+        "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "kernel": platform.release(),
+        "iptables": version.stdout.partition("v")[2].split(" ")[0].strip(),
+        "python": platform.python_version(),
+        "processors": str(os.cpu_count()),
+        "load": f"{os.getloadavg()[0]:.1f}",
+    }
+    return Report(host, [], [])
+
+
+def as_json(report: Report) -> bytes:
+    """Return the figures with all runs, and the targets with their ratios to the limits, as JSON."""
+    verdicts = [
+        {
+            "backend": verdict.figure.backend,
+            "name": verdict.figure.name,
+            "size": str(verdict.figure.size),
+            "variant": verdict.figure.variant,
+            "target": verdict.target.text(verdict.figure.unit),
+            "ratio": verdict.ratio,
+            "reached": verdict.reached,
+        }
+        for verdict in judge(report.figures)
+    ]
+    figures = [
+        {**msgspec.to_builtins(figure), "size": str(figure.size), "value": figure.value}
+        for figure in report.figures
+    ]
+    content = {"host": report.host, "figures": figures, "targets": verdicts, "notes": report.notes}
+    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+
+
+def as_table(report: Report) -> Iterator[str]:
+    """Yield the lines of the table: pykubeproxy's figures, each other program's with the ratio to it, and the targets."""
+    yield ", ".join(f"{name} {value}" for name, value in report.host.items())
+    verdicts = judge(report.figures)
+    for backend in dict.fromkeys(figure.backend for figure in report.figures):
+        mine = [figure for figure in report.figures if figure.backend == backend]
+        others = [item for item in PROGRAMS[1:] if any(figure.program == item for figure in mine)]
+        yield ""
+        heading = f"{backend:<{_LABEL}}{OURS:>11}" + "".join(f"{item:>11} ratio" for item in others)
+        yield f"{heading}  target"
+        yield "─" * (len(heading) + 35)
+        for figure in _leading(mine):
+            yield from _rows(figure, mine, others, [v for v in verdicts if v.figure is figure])
+        yield from _growth_text(mine)
+    if report.notes:
+        yield ""
+        for note in report.notes:
+            yield from _wrapped(f"! {note}")
+
+
+def _leading(figures: Sequence[Figure]) -> Iterator[Figure]:
+    """Yield the figures that have a row of their own: pykubeproxy's, and others that it lacks."""
+    for figure in figures:
+        if figure.program == OURS or not any(
+            item.program == OURS and comparable(item, figure) for item in figures
+        ):
+            yield figure
+
+
+def _rows(
+    figure: Figure, figures: Sequence[Figure], others: Sequence[str], verdicts: Sequence[Verdict]
+) -> Iterator[str]:
+    """Yield a row for a figure, and one more for each further target."""
+    label = f"{figure.name}, {figure.size}" + (f", {figure.variant}" if figure.variant else "")
+    ours = show(figure.value, figure.unit) if figure.program == OURS else ""
+    cells = f"{label:<{_LABEL}}{ours:>11}"
+    for program in others:
+        other = next(of_program(figure, program, figures), None)
+        if figure.program == program:
+            cells += f"{show(figure.value, figure.unit):>11}      "
+        elif figure.program == OURS and other:
+            ratio = f"{figure.value / other.value:.3g}" if other.value else "-"
+            cells += f"{show(other.value, other.unit):>11} {ratio:>5}"
+        else:
+            cells += f"{'-':>11}      "
+    texts = [f"{v.target.text(figure.unit):<21} {_outcome(v)}" for v in verdicts] or [""]
+    yield f"{cells}  {texts[0]}".rstrip()
+    yield from (f"{'':<{len(cells)}}  {text}" for text in texts[1:])
+
+
+def _growth_text(figures: Sequence[Figure]) -> Iterator[str]:
+    """Yield the growth of the figures with the number of Services that have 10 endpoints."""
+    for name in _GROWING:
+        sizes = sorted(item.size for item in figures if item.name == name and item.program == OURS)
+        alike = [
+            item for item in dict.fromkeys(sizes) if item.services and item.endpoints == GROWTH_FROM.endpoints
+        ]
+        if len(alike) < 2:
+            continue
+        least, most = alike[0], alike[-1]
+        grown = []
+        for program in PROGRAMS:
+            of = {item.size: item.value for item in figures if (item.name, item.program) == (name, program)}
+            if of.get(least) and of.get(most):
+                grown.append(f"{program} x {of[most] / of[least]:.1f}")
+        yield from _wrapped(f"{name}, from {least} to {most}: {', '.join(grown)}")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _NOTES, subsequent_indent="    ")
+
+
+def _outcome(verdict: Verdict) -> str:
+    if verdict.ratio is None:
+        return missing(verdict.target)
+    return "met" if verdict.reached else f"missed {verdict.ratio:.2f}x"
+
+
+def _key(figure: Figure) -> tuple[object, ...]:
+    return figure.backend, figure.name, figure.size, figure.program, figure.variant

@@ -76,7 +76,7 @@ def _run(folder: str, kubeconfig: str, *arguments: str) -> Measured:
 
 def _check(size: Size, diff: Measured) -> None:
     """Fail unless each node has its verdict."""
-    found = {it["node"]: it for it in msgspec.json.decode(diff.output)["nodes"]}
+    found = {item["node"]: item for item in msgspec.json.decode(diff.output)["nodes"]}
     for one in nodes(size):
         expected = "not compared" if one.node.name in (FAILING, HANGING) else _VERDICTS[one.kind]
         result: Object = found[one.node.name]

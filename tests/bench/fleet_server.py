@@ -14,11 +14,12 @@ from pathlib import Path
 from unittest import mock
 
 from pykubeproxy.lab.api import Object
-from pykubeproxy.lab.apiserver import ApiServer, Sandbox, Store, write
+from pykubeproxy.lab.apiserver import ApiServer, Sandbox, Store
+from pykubeproxy.lab.apiserver import store as store_module
 from pykubeproxy.objects import EndpointSlice, Family, Node, Service
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
-from tests.fakes.certificates import certificate
+from tests.fakes.cluster import certificate
 from tests.fleet import FleetNode, NodeKind, Size, cluster, nodes, saved, tables
 
 FAILING, HANGING = "node11", "node12"
@@ -36,7 +37,7 @@ def main(number: str, directory: str) -> None:
     folder, size = Path(directory), Size(int(number))
     objects, before = cluster(size), cluster(size, _CHANGED)
     store = Store()
-    with mock.patch.object(write, "now", return_value=_CREATED):
+    with mock.patch.object(store_module, "now", return_value=_CREATED):
         store.load(_objects(size, objects))
     for one in nodes(size):
         _write_programs(folder / one.node.name, one, before if one.kind is NodeKind.STALE else objects)
@@ -53,8 +54,8 @@ def main(number: str, directory: str) -> None:
 
 
 def _cpu_seconds() -> float:
-    used = [resource.getrusage(it) for it in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(it.ru_utime + it.ru_stime for it in used)
+    used = [resource.getrusage(item) for item in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(item.ru_utime + item.ru_stime for item in used)
 
 
 def _write_programs(folder: Path, one: FleetNode, objects: Cluster) -> None:
@@ -80,7 +81,7 @@ def _saved(one: FleetNode, rules: Ruleset) -> str:
         return f"{header}\n{_IPVS}"
     drawn = random.Random(one.node.name)
     first, *others = saved(rules).split("[12:720]")
-    counts = (f"[{it}:{60 * it}]" for it in drawn.choices(range(100_000), k=len(others)))
+    counts = (f"[{item}:{60 * item}]" for item in drawn.choices(range(100_000), k=len(others)))
     return first + "".join(f"{count}{text}" for count, text in zip(counts, others, strict=True))
 
 
@@ -118,7 +119,7 @@ def _service(service: Service) -> Object:
         "kind": "Service",
         "metadata": {"namespace": service.namespace, "name": service.name},
         "spec": spec,
-        "status": {"loadBalancer": {"ingress": [{"ip": it} for it in service.load_balancer_ips]}},
+        "status": {"loadBalancer": {"ingress": [{"ip": item} for item in service.load_balancer_ips]}},
     }
 
 
@@ -131,11 +132,13 @@ def _slice(one: EndpointSlice) -> Object:
             "name": one.name,
             "labels": {"kubernetes.io/service-name": one.service},
         },
-        "addressType": one.family.value,
-        "ports": [{"name": it.name, "protocol": it.protocol.value, "port": it.port} for it in one.ports],
+        "addressType": (one.family or Family.IPV4).value,
+        "ports": [
+            {"name": item.name, "protocol": item.protocol.value, "port": item.port} for item in one.ports
+        ],
         "endpoints": [
-            {"addresses": [it.address], "nodeName": it.node_name, "conditions": {"ready": True}}
-            for it in one.endpoints
+            {"addresses": [item.address], "nodeName": item.node_name, "conditions": {"ready": True}}
+            for item in one.endpoints
         ],
     }
 
@@ -146,7 +149,7 @@ def _node(node: Node) -> Object:
         "kind": "Node",
         "metadata": {"name": node.name, "labels": {"topology.kubernetes.io/zone": node.zone}},
         "spec": {"podCIDR": node.pod_cidrs[0], "podCIDRs": list(node.pod_cidrs)},
-        "status": {"addresses": [{"type": "InternalIP", "address": it} for it in node.addresses]},
+        "status": {"addresses": [{"type": "InternalIP", "address": item} for item in node.addresses]},
     }
 
 

@@ -1,9 +1,6 @@
-"""Write the figures into docs/performance.md: `python -m tests.bench.page build/bench/bench.json [MORE.json]`.
+"""Write the figures into docs/performance.md and draw the charts: `python -m tests.bench.page BENCH.json [MORE.json]`."""
 
-Each table of the page stands between `<!-- figures: NAME -->` and `<!-- end of figures -->`. Cells without a figure in
-these files keep their text.
-"""
-
+import importlib.util
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,13 +9,69 @@ from typing import Any
 
 import msgspec
 
-from tests.bench import curves
 from tests.bench import figures as f
-from tests.bench.figures import Figure, show
+from tests.bench.figures import Figure, Report, as_table, judge, show
 from tests.bench.plan import FULL_SCALE
-from tests.bench.report import Report, as_table
-from tests.bench.targets import judge
 from tests.bench.workload import Size
+
+#: The points of each line, by its label.
+Lines = dict[str, dict[int, float]]
+
+
+def draw(figures: Sequence[Figure], folder: Path) -> list[Path]:
+    """Draw the curves that have at least two points. Without matplotlib, print how to install it."""
+    if not importlib.util.find_spec("matplotlib"):
+        print("no curves: matplotlib is not installed; run pip install --group bench", file=sys.stderr)
+        return []
+    starts = [item for item in figures if item.size.endpoints == f.GROWTH_FROM.endpoints and not item.variant]
+    curves = {
+        folder / "start.png": ("seconds from the start to all rules", _lines(starts, f.START)),
+        folder / "memory.png": ("MB after a start", _lines(starts, f.MEMORY)),
+        folder / "first-packet.png": (
+            "microseconds of a TCP connection, median",
+            _lines(figures, f.FIRST, f.POD),
+        ),
+    }
+    drawn = [path for path, (_, lines) in curves.items() if any(len(item) > 1 for item in lines.values())]
+    for path in drawn:
+        _draw(*curves[path], path)
+    return drawn
+
+
+def _lines(figures: Sequence[Figure], *names: str) -> Lines:
+    lines: Lines = {}
+    for figure in figures:
+        if figure.name in names:
+            lines.setdefault(_label(figure), {})[figure.size.services] = figure.value
+    return lines
+
+
+def _label(figure: Figure) -> str:
+    # Without rules the programs do not differ, so draw one line.
+    if figure.name == f.POD:
+        return "to a pod, without rules"
+    program = "iptables alone" if figure.program == f.ALONE else figure.program
+    return ", ".join(filter(None, (program, figure.backend, figure.variant)))
+
+
+def _draw(axis: str, lines: Lines, path: Path) -> None:
+    import matplotlib  # optional dependency of the curves
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    canvas, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    for label, points in sorted(lines.items()):
+        dotted = label.startswith(("to a pod", "iptables"))
+        axes.plot(
+            *zip(*sorted(points.items()), strict=True), marker="o", label=label, ls=":" if dotted else "-"
+        )
+    axes.set(xlabel="Services", ylabel=axis, ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    canvas.savefig(path, dpi=120)
+    pyplot.close(canvas)
+
 
 PAGE = Path(__file__).parents[2] / "docs/performance.md"
 CURVES = Path("build/bench")
@@ -90,7 +143,9 @@ def _kept(table: Sequence[str], former: Iterable[str]) -> Iterator[str]:
     texts = {(row[0], heading): text for row in rows for heading, text in zip(rows[0], row, strict=True)}
     yield from table[:2]
     for label, *cells in map(_cells, table[2:]):
-        merged = [cell or texts.get((label, it), "") for it, cell in zip(headings[1:], cells, strict=True)]
+        merged = [
+            cell or texts.get((label, item), "") for item, cell in zip(headings[1:], cells, strict=True)
+        ]
         if any(merged):
             yield _row(label, *merged)
 
@@ -102,10 +157,12 @@ def read(reports: Iterable[bytes]) -> Report:
         content: dict[str, Any] = msgspec.json.decode(report)
         together.host = content["host"]
         together.notes += content["notes"]
-        for it in content["figures"]:
-            fields = {name: it[name] for name in Figure.__struct_fields__}
-            if it["name"] != f.GROWTH:
-                together.add(Figure(**fields | {"size": Size.read(it["size"]), "runs": tuple(it["runs"])}))
+        for item in content["figures"]:
+            fields = {name: item[name] for name in Figure.__struct_fields__}
+            if item["name"] != f.GROWTH:
+                together.add(
+                    Figure(**fields | {"size": Size.read(item["size"]), "runs": tuple(item["runs"])})
+                )
     together.figures += f.growth(together.figures)
     return together
 
@@ -127,11 +184,13 @@ def _summary(figures: Sequence[Figure]) -> Iterator[str]:
 def _starts(figures: Sequence[Figure]) -> Iterator[str]:
     names = (f.START, f.START_CPU, f.MEMORY, f.PEAK)
     headings = ("start", "CPU", "memory", "peak")
-    yield _row("services", *(f"{backend}: {it}" for backend in _BACKENDS for it in headings))
+    yield _row("services", *(f"{backend}: {item}" for backend in _BACKENDS for item in headings))
     yield _row("---", *["---"] * 8)
     for size in (_NONE, *_SIZES):
         label = str(size) if size.services else "none"
-        yield _row(label, *(_cell(figures, it, f.OURS, name, size, "") for it in _BACKENDS for name in names))
+        yield _row(
+            label, *(_cell(figures, item, f.OURS, name, size, "") for item in _BACKENDS for name in names)
+        )
 
 
 def _changes(figures: Sequence[Figure]) -> Iterator[str]:
@@ -151,12 +210,12 @@ def _commands(figures: Sequence[Figure]) -> Iterator[str]:
     yield _row("---", *["---"] * 4)
     for label, name, size, variant in _COMMANDS:
         targets = [
-            it
-            for it in verdicts
-            if (it.figure.backend, it.figure.name, it.figure.size, it.figure.variant)
+            item
+            for item in verdicts
+            if (item.figure.backend, item.figure.name, item.figure.size, item.figure.variant)
             == ("nft", name, size, variant)
         ]
-        times = [_cell(figures, "nft", it, name, size, variant) for it in (f.OURS, f.ALONE)]
+        times = [_cell(figures, "nft", item, name, size, variant) for item in (f.OURS, f.ALONE)]
         if not targets:
             yield _row(label, *times, "", "")
         elif targets[0].reached is None:  # without the figure of the target, the row stays as it is
@@ -178,12 +237,14 @@ def _first(figures: Sequence[Figure]) -> Iterator[str]:
 def _cell(figures: Sequence[Figure], backend: str, program: str, name: str, size: Size, variant: str) -> str:
     """Return a figure as text; of kube-proxy the better mode; "" if it was not measured."""
     found = [
-        it
-        for it in figures
-        if (it.backend, it.name, it.size, it.program) == (backend, name, size, program)
-        and (it.variant == variant or program == f.PEER)
+        item
+        for item in figures
+        if (item.backend, item.name, item.size, item.program) == (backend, name, size, program)
+        and (item.variant == variant or program == f.PEER)
     ]
-    return min((show(it.value, it.unit) for it in sorted(found, key=lambda it: it.value)[:1]), default="")
+    return min(
+        (show(item.value, item.unit) for item in sorted(found, key=lambda item: item.value)[:1]), default=""
+    )
 
 
 def _row(*cells: str) -> str:
@@ -199,7 +260,7 @@ def main() -> None:
     PAGE.write_text(filled(PAGE.read_text(), report.figures))
     print("\n".join(as_table(report)))
     CURVES.mkdir(parents=True, exist_ok=True)
-    curves.draw(report.figures, CURVES)
+    draw(report.figures, CURVES)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ import click
 import msgspec
 import structlog
 
-from pykubeproxy.sources.backoff import Pause, Reconnection
-from pykubeproxy.sources.connection import ConnectionState, Timing
+from pykubeproxy.sources.connection import ConnectionState, Pause, Reconnection, Timing
 from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.failures import Failure
 

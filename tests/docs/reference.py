@@ -1,47 +1,37 @@
 """Generate the reference pages and a picture from the code: `python -m tests.docs.reference`."""
 
 import copy
+import functools
 import inspect
 import itertools
+import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import click
 import msgspec
 
-from pykubeproxy.agent.observe import status
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.bundle import layout
 from pykubeproxy.cli import main
+from pykubeproxy.cli.flags import topic_of
 from pykubeproxy.cli.help import Topic
-from pykubeproxy.cli.kubectl import check as kubectl_check
-from pykubeproxy.cli.kubectl import dump_rules as kubectl_dump_rules
 from pykubeproxy.cli.kubectl import plugin
-from pykubeproxy.cli.kubectl import status as kubectl_status
-from pykubeproxy.cli.topics import topic_of
 from pykubeproxy.config import ACTIONS, SETTINGS, Setting
 from pykubeproxy.config.kinds import BOOL
 from pykubeproxy.config.table import Zero
-from pykubeproxy.inspect import cleanup
-from pykubeproxy.inspect import render_json as render
-from pykubeproxy.inspect.diff import render as diff
-from pykubeproxy.inspect.dump import render as dump
-from pykubeproxy.inspect.explain import render_json as explain
-from pykubeproxy.inspect.explain import render_nodes as explain_nodes
-from pykubeproxy.inspect.fleet import render as fleet
-from pykubeproxy.inspect.hops import render_json as hops
-from pykubeproxy.inspect.meaning import render as meaning
-from pykubeproxy.inspect.preflight import report as preflight
-from pykubeproxy.inspect.trace import render as trace
-from pykubeproxy.inspect.trace import render_svg
-from pykubeproxy.inspect.trace.model import trace_packet
-from pykubeproxy.inspect.trace.packet import Host, Packet
+from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
+from pykubeproxy.inspect.trace.svg import svg
 from pykubeproxy.lab import report
 from pykubeproxy.objects import Family
+from pykubeproxy.report.document import Report
 from tests import cases
+from tests.docs import json_reference
 from tests.docs.pages import DOCS
+from tests.docs.states import pending_work
+from tests.traces import trace_packet
 
 _MARK = "<!-- Generated from the code by `make docs`. Do not edit: changes are overwritten. -->"
 _ZERO = {
@@ -136,7 +126,8 @@ _JSON = f"""# JSON output
 
 With `-o json`, commands print a JSON document of version `pykubeproxy/v1`. Later releases may add keys and reasons to this
 version, but do not change the meaning of existing ones. If an entry has both, `reason` is for programs and stable, and
-`message` is for people. In the outlines below, a key without a description holds a string, or what its name says.
+`message` is for people. Each report has an `apiVersion`, a `kind` and a JSON Schema. `-o yaml` prints the same as YAML. In outlines, a key without a description holds a string, or what
+its name says.
 """
 _BUNDLE = f"""# Bundles
 
@@ -262,14 +253,11 @@ def _labels(name: str) -> str:
 
 
 def json_forms() -> str:
-    """Return docs/reference/json.md, from the docstrings of the functions that make the documents."""
-    parts = [_JSON]
+    """Return docs/reference/json.md, from the types of reports and the docstrings of other documents."""
+    parts = [_JSON, *json_reference.pages()]
     for command, make in _FORMS.items():
         parts.append(f"## {command}\n")
         parts.extend(_paragraphs(make))
-    parts.append("## status\n")
-    parts.extend(_paragraphs(status.Status))
-    parts.append(f"```text\n{_outline(status.Status)}\n```\n")
     return "\n".join(parts)
 
 
@@ -285,24 +273,10 @@ def bundle() -> str:
 
 
 _FORMS: dict[str, Callable[..., object]] = {
-    "dump-rules": dump.document,
-    "explain": explain.document,
-    "diff": diff.document,
-    "diff --meaning": meaning.document,
-    "trace": trace.document,
-    "check": preflight.document,
-    "render": render.document,
-    "cleanup": cleanup.document,
     "lab demo": report.demo_document,
     "lab demo --list": report.list_document,
     "lab up, lab status": report.status_document,
     "lab down": report.down_document,
-    "kubectl pykubeproxy trace": hops.document,
-    "kubectl pykubeproxy explain": explain_nodes.document,
-    "kubectl pykubeproxy dump-rules": kubectl_dump_rules.document,
-    "kubectl pykubeproxy diff": fleet.document,
-    "kubectl pykubeproxy status": kubectl_status.document,
-    "kubectl pykubeproxy check": kubectl_check.document,
 }
 
 
@@ -330,7 +304,7 @@ def _outline(kind: object, indent: str = "") -> str:
             for field in msgspec.structs.fields(kind)
         )
         return "{\n" + ",\n".join(fields) + f"\n{indent}}}"
-    if origin is tuple or origin is list:
+    if origin in (tuple, list, Sequence):
         return f"[{_outline(arguments[0], indent)}]"
     if origin in (dict, Mapping):
         return f"{{{_outline(arguments[0], indent)}: {_outline(arguments[1], indent)}}}"
@@ -355,7 +329,11 @@ def traced_path() -> str:
     """Return docs/assets/trace.svg: a pod connects to a Service of which it is an endpoint."""
     packet = Packet("tcp", "10.244.1.11", "10.96.1.1", 80)
     rules = cases.expected(cases.load_case("clusterip-three"), Family.IPV4)
-    return render_svg.svg(trace_packet(rules, packet, Host(frozenset(cases.ADDRESSES))))
+    return svg(trace_packet(rules, packet, NodeNetwork(frozenset(cases.ADDRESSES))))
+
+
+def _schema(report: type[Report]) -> str:
+    return json.dumps(json_reference.schema(report), indent=2, ensure_ascii=False) + "\n"
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -365,6 +343,11 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/json.md": json_forms,
     "reference/bundle.md": bundle,
     "assets/trace.svg": traced_path,
+    "assets/work.svg": pending_work,
+    **{
+        f"reference/schemas/{json_reference.kind_of(report)}.json": functools.partial(_schema, report)
+        for report in json_reference.REPORTS
+    },
 }
 
 
@@ -372,6 +355,7 @@ def write() -> None:
     """Write all generated pages and pictures."""
     (DOCS / "reference").mkdir(exist_ok=True)
     for name, make in PAGES.items():
+        (DOCS / name).parent.mkdir(exist_ok=True)
         (DOCS / name).write_text(make())
 
 

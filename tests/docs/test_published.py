@@ -1,6 +1,7 @@
 """The pages show nothing as published that is not: neither a package nor an image."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,7 @@ def claims(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=name)
-def test_nothing_is_shown_as_published(file) -> None:
+def test_nothing_is_shown_as_published(file: Path) -> None:
     assert claims(file.read_text()) == []
 
 

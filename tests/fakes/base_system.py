@@ -34,9 +34,9 @@ LINUX_ONLY = {
 
 def pretend(system: str) -> None:
     """Take away the extras, and on "darwin" what only Linux has."""
-    sys.modules.update(dict.fromkeys(EXTRA))  # an import raises ModuleNotFoundError
+    sys.modules.update(dict.fromkeys(EXTRA))  # type: ignore[arg-type] # an import raises ModuleNotFoundError
     if system == "darwin":
-        socket.TCP_KEEPALIVE = socket.TCP_KEEPIDLE
+        vars(socket)["TCP_KEEPALIVE"] = socket.TCP_KEEPIDLE
         for module, prefixes in LINUX_ONLY.items():
             for name in [it for it in vars(module) if it.startswith(prefixes)]:
                 delattr(module, name)

@@ -1,5 +1,8 @@
-"""A lab API server with named objects, and watches with short timeouts."""
+"""Certificates for TLS servers."""
 
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,24 @@ from pykubeproxy.lab.apiserver import ApiServer, Store
 from pykubeproxy.objects import Kind
 from pykubeproxy.sources import Client, Timing, Watch, api_watches
 from tests.fakes.faulty_apiserver import FaultyApiServer
+
+_REQUEST = (
+    "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=server"
+)
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Return a self-signed certificate for 127.0.0.1 and its key."""
+    made, key = folder / "certificate.pem", folder / "key.pem"
+    write_certificate(made, key)
+    return made, key
+
+
+def write_certificate(file: Path, key: Path, address: str = "127.0.0.1") -> None:
+    """Write a self-signed certificate for an IP address to `file`, and its key to `key`."""
+    options = ("-addext", f"subjectAltName=IP:{address}", "-keyout", str(key), "-out", str(file))
+    subprocess.run([*shlex.split(_REQUEST), *options], check=True, capture_output=True)
+
 
 # Seconds between two bookmarks and between two reports of progress.
 BOOKMARKS = 0.2
@@ -76,3 +97,25 @@ def kubeconfig(
 def unverified(api: ApiServer, path: Path) -> str:
     """Write a kubeconfig that disables the verification of a server, and return its path."""
     return str(kubeconfig(api, path, {"server": api.url, "insecure-skip-tls-verify": True}))
+
+
+class ConfigMapVolume:
+    """A folder with config.conf, a symbolic link by way of the symbolic link ..data."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self._folder = folder
+        self._version = 0
+        self.path = folder / "config.conf"
+        folder.mkdir()
+        self.update(text)
+        self.path.symlink_to("..data/config.conf")
+
+    def update(self, text: str) -> None:
+        """Write a new version, swap ..data and remove the old version."""
+        self._version += 1
+        version = self._folder / f"..{self._version}"
+        version.mkdir()
+        (version / "config.conf").write_text(text)
+        (self._folder / "..data_tmp").symlink_to(version.name)
+        (self._folder / "..data_tmp").rename(self._folder / "..data")
+        shutil.rmtree(self._folder / f"..{self._version - 1}", ignore_errors=True)

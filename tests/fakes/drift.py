@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from pykubeproxy.agent.drift.schedule import DriftScope
+from pykubeproxy.agent.drift import DriftScope
 from pykubeproxy.kernel import TABLES
 from pykubeproxy.rules.ruleset import ChainKey
 

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 from pykubeproxy.kernel import Backend, Failed, KernelError, Rejected
 from pykubeproxy.objects import Family
+from pykubeproxy.rules.iptables_save import canonical
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.rules.saved import canonical
 
 BUILT_IN = {
     "raw": ("PREROUTING", "OUTPUT"),

@@ -9,7 +9,7 @@ from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import Mailbox, Message, Stop
 from pykubeproxy.agent.observe.observers import Observers
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.config import Config, load
 from pykubeproxy.kernel import Backend, Failed, KernelError
 from pykubeproxy.objects import Family, Kind, Listed, Node
@@ -46,7 +46,7 @@ class ScriptedMailbox(Mailbox):
 
     def __init__(self, clock: Clock, *steps: tuple[float, object]) -> None:
         super().__init__()
-        self._clock = clock
+        self._test_clock = clock
         self._start = clock.now
         self._steps = sorted(steps, key=lambda step: step[0])
         self.waits = 0
@@ -54,11 +54,11 @@ class ScriptedMailbox(Mailbox):
     def take(self, seconds: float) -> list[Message]:
         self.waits += 1
         assert self.waits < 2000, "the agent never comes to rest"
-        until = self._clock.now + max(seconds, 0.0)
+        until = self._test_clock.now + max(seconds, 0.0)
         due = self._start + self._steps[0][0]
-        self._clock.now = max(self._clock.now, min(until, due))
+        self._test_clock.now = max(self._test_clock.now, min(until, due))
         messages: list[Message] = []
-        while self._steps and self._start + self._steps[0][0] <= self._clock.now:
+        while self._steps and self._start + self._steps[0][0] <= self._test_clock.now:
             _, step = self._steps.pop(0)
             if callable(step):
                 step()

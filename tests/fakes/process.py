@@ -1,4 +1,4 @@
-"""The agent as a separate process, and a network namespace for it and the test."""
+"""The agent as a process, also confined like a container, and a network namespace for agent and test."""
 
 import json
 import os
@@ -8,12 +8,25 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from pyroute2 import netns
 
+from pykubeproxy.agent.observe.handlers import metrics_pages
+from pykubeproxy.agent.observe.metrics import Metrics
+from pykubeproxy.agent.observe.status import list_objects
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.config import load
 from pykubeproxy.kernel import system
+from pykubeproxy.objects import Family, Kind, Listed, Node
+from pykubeproxy.pages.servicez import NodeObjects, Quarantined
+from pykubeproxy.pages.statusz import PageFilter
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import PortName
 from tests.fakes.http_client import fetch
+from tests.objects import endpoint, service, slice_of
+from tests.unit.agent.conftest import Serve
 
 CHECK = (sys.executable, "-c", "from pykubeproxy.cli.check import check; check()", "-o", "json")
 PROGRAM = (sys.executable, "-c", "from pykubeproxy.cli import main; main()", "run")
@@ -70,10 +83,11 @@ def path_without_ip6tables(folder: Path) -> str:
 
 
 def run_check(code: int, *flags: str) -> dict[str, Any]:
-    """Return the JSON of `pykubeproxy check` and assert its exit code."""
+    """Return the node in the JSON of `pykubeproxy check`, and assert its exit code."""
     outcome = subprocess.run([*CHECK, *flags], capture_output=True, text=True)
     assert outcome.returncode == code, outcome.stdout + outcome.stderr
-    return json.loads(outcome.stdout)
+    (found,) = json.loads(outcome.stdout)["nodes"]
+    return dict(found)
 
 
 def answers(port: int, path: str, status: int, host: str = "127.0.0.1") -> bool:
@@ -101,3 +115,105 @@ def dropped(port: int) -> Iterator[None]:
     finally:
         for rule in rules:
             subprocess.run(["iptables", "-D", *rule], check=True)
+
+
+# Make all mounts read-only in a new mount namespace, including /proc/sys, as a container runtime does. Only the locks of
+# the legacy tables and of agents stay writable, as in the DaemonSet.
+_CONFINE = r"""
+set -eu
+lock=$1; capabilities=$2; shift 2
+mount --bind "$lock" "$lock"
+mkdir -p /run/pykubeproxy
+mount --bind /run/pykubeproxy /run/pykubeproxy
+mount --bind /proc/sys /proc/sys
+cut -d' ' -f5 /proc/self/mountinfo | while read -r place; do
+    case $place in
+    "$lock" | /run/pykubeproxy | /dev | /dev/* | /proc) ;;
+    *) mount -o remount,bind,ro "$place" 2>/dev/null || echo "$place cannot be made read-only" >&2 ;;
+    esac
+done
+if touch /read-only-root 2>/dev/null; then echo "the root can be written" >&2; exit 1; fi
+exec setpriv --bounding-set="-all$capabilities" --inh-caps=-all --ambient-caps=-all --no-new-privs -- "$@"
+"""
+
+
+@contextmanager
+def confined(
+    log: Path,
+    lock: Path,
+    capabilities: tuple[str, ...],
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run an agent with only these capabilities, such as net_admin; write its log to a file."""
+    lock.touch()
+    bounding = "".join(f",+{it}" for it in capabilities)
+    command = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        _CONFINE,
+        "sh",
+        str(lock),
+        bounding,
+    ]
+    extra = {"XTABLES_LOCKFILE": str(lock), **(environment or {})}
+    with log.open("wb") as errors:
+        process = subprocess.Popen([*command, *PROGRAM, *flags], stderr=errors, env={**os.environ, **extra})
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def capabilities_of(process: subprocess.Popen[bytes]) -> tuple[int, bool]:
+    """Return all capabilities a process has or may get, as bits, and whether no_new_privs is set."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    bits = 0
+    for name in ("CapPrm", "CapEff", "CapInh", "CapAmb", "CapBnd"):
+        bits |= int(fields[name], 16)
+    return bits, fields["NoNewPrivs"] == "1"
+
+
+REFUSED = PortName("ns", "api", "http", "TCP")
+REFUSING = cast(
+    "FamilyTables",
+    SimpleNamespace(quarantined=lambda: (Quarantined.from_port(Family.IPV4, REFUSED, "No such file", 1.0),)),
+)
+API_SERVERS = frozenset({("203.0.113.7", 80)})
+
+
+def cluster() -> Cluster:
+    made = Cluster()
+    made.apply(
+        Listed(
+            Kind.SERVICE,
+            (service("web", external_ips=("203.0.113.7",)), service("api", cluster_ip="10.96.0.9")),
+        )
+    )
+    endpoints = (
+        endpoint("10.42.1.1", node_name="node1", zone="a", zone_hints=("a",), pod="web-1"),
+        endpoint("10.42.2.2", node_name="node2", zone="b", zone_hints=("b",)),
+    )
+    made.apply(Listed(Kind.ENDPOINT_SLICE, (slice_of(*endpoints, service="web"),)))
+    made.apply(Listed(Kind.NODE, (Node("node1", ("192.168.99.10",), zone="a"),)))
+    return made
+
+
+def agent(serve: Serve, busy: int = 0, **flags: str) -> str:
+    """Serve the pages of an agent that does not answer the first `busy` times; return its address."""
+    settings = {"cluster-cidr": "10.42.0.0/16", **{name.replace("_", "-"): it for name, it in flags.items()}}
+    syncs = [None] * busy
+
+    def objects(wanted: PageFilter, all_slices: bool) -> NodeObjects | None:
+        if syncs:
+            return syncs.pop()
+        return list_objects(cluster(), [REFUSING], "node1", wanted, API_SERVERS, all_slices)
+
+    page = metrics_pages(Metrics(lambda _: None).page, load(None, settings).config, {}, None, objects)
+    return f"http://127.0.0.1:{serve(page)}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pykubeproxy.rules.service import Entries, Rules
+from pykubeproxy.rules.ruleset import Entries, Rules
 
 
 class GivenRules(NamedTuple):

@@ -4,14 +4,13 @@ import time
 from collections.abc import Sequence
 
 from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
-from pykubeproxy.lab.agents import Agent, node_environment
+from pykubeproxy.lab.agents import AgentProcess, node_environment
 from pykubeproxy.lab.api import Object
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import names
 from pykubeproxy.rules.ruleset import ChainKey
-from tests.fakes.crowd import Crowd
-from tests.fakes.traffic import TrafficRoute, echo_command
+from tests.fakes.traffic import Crowd, TrafficRoute, echo_command
 
 _STICKY = ["10.96.0.50", "fd00:10:96::50"]
 
@@ -49,7 +48,7 @@ class Stage:
             clusterIPs=_STICKY,
         )
         self.crowd = Crowd(lab.api, [pod.addresses for pod in pods], stride=2, both=5)
-        self.agent: Agent = lab.agents["node1"]
+        self.agent: AgentProcess = lab.agents["node1"]
         self.tables = tables(lab, "node1")
 
     def routes(self) -> list[TrafficRoute]:

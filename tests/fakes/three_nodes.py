@@ -4,18 +4,23 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from pykubeproxy.inspect.explain.nodes import ServiceOnNodes, explain_nodes
-from pykubeproxy.inspect.filter import parse_filter
-from pykubeproxy.inspect.hops.answer import Answer, Destination, answer
-from pykubeproxy.inspect.hops.journey import Unread
-from pykubeproxy.inspect.hops.locations import Location, Locations
-from pykubeproxy.inspect.hops.receivers import Receivers, receivers
-from pykubeproxy.inspect.node_tables import NodeTables
-from pykubeproxy.inspect.targets import LocationKind
+from pykubeproxy.inspect.connection import LocationKind
+from pykubeproxy.inspect.explain.model import ServiceOnNodes, explain_nodes
+from pykubeproxy.inspect.node import NodeRules, NodeState, Origin, UnknownNode
+from pykubeproxy.inspect.packets.packet import NodeNetwork
+from pykubeproxy.inspect.targets import parse_filter
+from pykubeproxy.inspect.trace.journey import (
+    Location,
+    Locations,
+    Receivers,
+    TraceAnswer,
+    TraceDestination,
+    follow_connection,
+    receivers,
+)
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
-from pykubeproxy.rules.difference import installed
-from pykubeproxy.rules.render import render
+from pykubeproxy.rules.render import installed, render
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.ports import PortName
 from tests.cases import cluster_of, config_of, load_case, node_of
@@ -71,27 +76,29 @@ class ThreeNodes:
         chains = {**before.chains, key: (*rules, *before.chains.get(key, ()))}
         self._changed[name, family] = msgspec.structs.replace(before, chains=chains)
 
-    def read(self, names: Collection[str]) -> Mapping[str, NodeTables | Unread]:
+    def read(self, names: Collection[str]) -> Mapping[str, NodeState | UnknownNode]:
         self.asked += names
         nodes = {it.name: it for it in self.nodes}
-        return {
-            name: Unread(self.unread[name])
-            if name in self.unread
-            else NodeTables(nodes[name], {it: self.rules(name, it) for it in Family})
-            for name in names
-        }
+        return {name: self._state(nodes.get(name, Node(name))) for name in names}
+
+    def _state(self, node: Node) -> NodeState | UnknownNode:
+        if node.name in self.unread:
+            return UnknownNode(node, self.unread[node.name])
+        rules = {it: NodeRules(self.rules(node.name, it)) for it in Family}
+        return NodeState(node, Origin("rules"), rules, NodeNetwork(frozenset(node.addresses)))
 
     def explained(self, service: str) -> ServiceOnNodes:
         (found,) = explain_nodes(self.cluster, parse_filter(service), self.nodes, self.contexts)
         return found
 
-    def trace(self, source: str | Location, destination: Destination, via: str = "") -> Answer:
-        """Answer where packets go; those from outside enter by `via`, or by any node."""
+    def trace(self, source: str | Location, destination: TraceDestination, via: str = "") -> TraceAnswer:
+        """TraceAnswer where packets go; those from outside enter by `via`, or by any node."""
         start = source if isinstance(source, Location) else self.locations.find(source)
         entrances: Sequence[Receivers] = [Receivers(via)] if via else ()
         if start.kind is LocationKind.OUTSIDE and destination.kind and not via:
             service, _, port = destination.service.partition(":")
-            name = PortName(*service.split("/"), port, destination.protocol)
+            namespace, _, service_name = service.partition("/")
+            name = PortName(namespace, service_name, port, destination.protocol)
             family = family_of(start.address)
             entrances = receivers([self.explained(service)], name, family, destination.kind)
-        return answer(start, destination, entrances, self.locations, self.read)
+        return follow_connection(start, destination, entrances, self.locations, self.read)

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from tests.fuzz.mutations import inputs
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.targets import TARGETS, Target, inputs
 
 CASES = Path(__file__).parents[1] / "data" / "fuzz"
 _EXAMPLES = 400

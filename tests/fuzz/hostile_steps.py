@@ -208,11 +208,11 @@ def _written(*items: Json) -> list[Step]:
 
 def _under_limits(scale: Scale, **labels: str) -> list[Json]:
     made = [_move_service(f"under-{n}", scale.under[0]) for n in range(scale.services)]
-    return [it | {"metadata": it["metadata"] | {"labels": labels}} for it in made]
+    return [entry | {"metadata": entry["metadata"] | {"labels": labels}} for entry in made]
 
 
 def _under_limits_slices(scale: Scale) -> list[Json]:
-    return [it for n in range(scale.services) for it in _move_slices(f"under-{n}", scale.under)]
+    return [entry for n in range(scale.services) for entry in _move_slices(f"under-{n}", scale.under)]
 
 
 def _affinity_of_one(scale: Scale) -> list[list[Step]]:
@@ -223,8 +223,8 @@ def _affinity_of_one(scale: Scale) -> list[list[Step]]:
 def _affinity_turned_on(scale: Scale) -> list[list[Step]]:
     """Ten Services without affinity get it at once."""
     plain = [_move_service(f"sticky-{n}", scale.under[0]) for n in range(10)]
-    slices = [it for n in range(10) for it in _move_slices(f"sticky-{n}", scale.under)]
-    sticky = [it | {"spec": it["spec"] | _AFFINITY} for it in plain]
+    slices = [entry for n in range(10) for entry in _move_slices(f"sticky-{n}", scale.under)]
+    sticky = [entry | {"spec": entry["spec"] | _AFFINITY} for entry in plain]
     return [_written(*plain, *slices), _written(*sticky)]
 
 
@@ -244,7 +244,9 @@ def _long_texts(scale: Scale) -> list[list[Step]]:
     text = "x" * scale.text + "\U0001f600"
     fields: Json = {"zone": {"zone": text}, "name": {"targetRef": {"kind": "Pod", "name": text}}}
     return [
-        _written(*(it for n in range(scale.services) for it in _move_slices(f"{kind}-{n}", (1, 1), **field)))
+        _written(
+            *(entry for n in range(scale.services) for entry in _move_slices(f"{kind}-{n}", (1, 1), **field))
+        )
         for kind, field in fields.items()
     ]
 
@@ -261,7 +263,7 @@ def _rapid_updates(scale: Scale) -> list[list[Step]]:
 
 def _ports_without_endpoints(scale: Scale) -> list[list[Step]]:
     services = [_move_service(f"unserved-{n}", scale.unserved) for n in range(4)]
-    return [_written(*services), [Step("delete", it) for it in services]]
+    return [_written(*services), [Step("delete", entry) for entry in services]]
 
 
 def _ports_at_node_address(scale: Scale) -> list[list[Step]]:
@@ -269,7 +271,7 @@ def _ports_at_node_address(scale: Scale) -> list[list[Step]]:
     address = {"externalIPs": [NODE_IP[Family.IPV4]]}
     services = [_move_service("wide", scale.at_node, **address), _move_service("same", 300, **address)]
     slices = [*_move_slices("wide", (scale.at_node, 1)), *_move_slices("same", (300, 1))]
-    return [_written(*services, *slices), [Step("delete", it) for it in services]]
+    return [_written(*services, *slices), [Step("delete", entry) for entry in services]]
 
 
 def _proxy_name_toggled(scale: Scale) -> list[list[Step]]:
@@ -281,17 +283,17 @@ def _proxy_name_toggled(scale: Scale) -> list[list[Step]]:
 def _sums_under_limits(scale: Scale) -> list[list[Step]]:
     """Each Service is small enough for the ordinary sync, and together they are the largest; then all go."""
     services = _under_limits(scale)
-    return [_written(*_under_limits_slices(scale), *services), [Step("delete", it) for it in services]]
+    return [_written(*_under_limits_slices(scale), *services), [Step("delete", entry) for entry in services]]
 
 
 def _sums_over_namespaces(scale: Scale) -> list[list[Step]]:
     """The same, each Service in a namespace of its own."""
     moved = [
-        it | {"metadata": it["metadata"] | {"namespace": f"{_MOVES}-{n}"}}
+        entry | {"metadata": entry["metadata"] | {"namespace": f"{_MOVES}-{n}"}}
         for items in (_under_limits_slices(scale), _under_limits(scale))
-        for n, it in enumerate(items)
+        for n, entry in enumerate(items)
     ]
-    return [_written(*moved), [Step("delete", it) for it in moved if it["kind"] == "Service"]]
+    return [_written(*moved), [Step("delete", entry) for entry in moved if entry["kind"] == "Service"]]
 
 
 # What a tenant may do on purpose, by name: batches of steps for a scale.
@@ -427,7 +429,9 @@ def _slices(
     named = (
         alike
         if ports is None
-        else [{"name": it["name"], "port": 8080, "protocol": it.get("protocol", "TCP")} for it in ports]
+        else [
+            {"name": entry["name"], "port": 8080, "protocol": entry.get("protocol", "TCP")} for entry in ports
+        ]
     )
     state = st.fixed_dictionaries(
         {}, optional={"ready": st.booleans(), "serving": st.booleans(), "terminating": st.booleans()}

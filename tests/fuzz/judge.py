@@ -1,19 +1,20 @@
-"""Judge the rules of the victim by walking packets through them, without the code that renders rules."""
+"""Judge the rules of the victim by walking packets through them, and an agent process by what a victim feels."""
 
-from collections.abc import Iterable, Iterator
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from pykubeproxy.kernel import Backend, KernelError, Runner, live_ruleset, open_iptables
+from pykubeproxy.kernel.legacy import entries
+from pykubeproxy.lab.apiserver import Store
 from pykubeproxy.objects import Family, address_and_port, check
 from pykubeproxy.rules.ruleset import Ruleset
-from tests.fuzz.hostile_steps import (
-    BALANCER_IP,
-    CLUSTER_IP,
-    EXTERNAL_IP,
-    NODE_IP,
-    VICTIM,
-    VICTIM_PORTS,
-    pod,
-)
+from tests.fakes.cluster import node, server
+from tests.fakes.process import HEALTH, answers, inside_a_namespace, running
+from tests.fuzz.hostile_steps import BALANCER_IP, CLUSTER_IP, EXTERNAL_IP, NODE_IP, VICTIM, VICTIM_PORTS, pod
 from tests.packet_model import Packet, Walker
 
 CLIENT = {Family.IPV4: "203.0.113.9", Family.IPV6: "2001:db8:9::9"}  # in the victim's source ranges
@@ -33,7 +34,7 @@ def claims(services: Iterable[dict[str, Any]]) -> frozenset[Claim]:
         if (meta["namespace"], meta["name"]) == VICTIM:
             continue
         ingress = service.get("status", {}).get("loadBalancer", {}).get("ingress") or []
-        for address in (*(spec.get("externalIPs") or ()), *(it["ip"] for it in ingress)):
+        for address in (*(spec.get("externalIPs") or ()), *(item["ip"] for item in ingress)):
             for port in spec.get("ports") or ():
                 found.add((check.address(address, ""), port.get("protocol", "TCP"), port["port"]))
     return frozenset(found)
@@ -85,19 +86,198 @@ def _problems(
     if walker.visited > MOST_VISITED:
         yield f"the packet visits {walker.visited} rules"
     found = {outcome.verdict: share for outcome, share in outcomes.items() if outcome.verdict}
-    if found.keys() != expected.keys() or any(abs(found[it] - expected[it]) > 1e-6 for it in found):
+    if found.keys() != expected.keys() or any(abs(found[item] - expected[item]) > 1e-6 for item in found):
         yield f"{found} instead of {expected}"
     masquerades = to.kind != "cluster IP" or source != POD[family]
     if found and any(bool(outcome.mark) is not masquerades for outcome in outcomes):
         yield f"masquerading is not {masquerades}"
     if not pods:
-        verdicts = {it.verdict for it in walker.walk(packet, "filter", "INPUT" if local else "FORWARD")}
+        verdicts = {item.verdict for item in walker.walk(packet, "filter", "INPUT" if local else "FORWARD")}
         if verdicts != {"DROP" if ready else "REJECT"}:
             yield f"without endpoints, filter says {verdicts}"
     for address in pods:
         if (address, to.protocol, to.target) in claimed:
             continue  # A Service with a pod's address as its external IP claims the pod itself.
         onward = Packet(source, address, to.protocol.lower(), to.target, states=frozenset({"NEW", "DNAT"}))
-        verdicts = {it.verdict for it in walker.walk(onward, "filter", "FORWARD")}
+        verdicts = {item.verdict for item in walker.walk(onward, "filter", "FORWARD")}
         if not verdicts <= {"", "ACCEPT"}:
             yield f"filter says {verdicts} to {address}"
+
+
+# Limits: seconds until the victim's change is in the kernel on nft, how many times as long as undisturbed on legacy, unless
+# `_most_seconds` allows more; kB of memory and lines of warnings and requests about events a second beyond an undisturbed
+# agent, and of one restore.
+_SECONDS_NFT, _TIMES_LEGACY, _MEMORY, _A_SECOND, _RESTORE_SECONDS = 3.0, 3.0, 100_000, 2.0, 20.0
+# From here on, a change takes so long that it need not end.
+_MOST_SECONDS = 60.0
+# A change takes at least so long on legacy for the comparison: the agent looks for drift in between.
+_LEAST_UNDISTURBED = 0.5
+# The pairs of a port and an endpoint that the agent writes to legacy tables at once.
+_PAIRS_OF_A_TURN = 10_000
+_ONE_RULE = "*nat\n:JUDGE - [0:0]\n-A JUDGE -j RETURN\nCOMMIT\n"
+_RESTORE = re.compile(r"restore_seconds=([\d.]+)")
+_ALARM = re.compile(r"\[(?:warning|error|critical)")
+
+
+class RealAgent:
+    """An agent in a network namespace that follows `store`."""
+
+    def __init__(self, backend: Backend, folder: Path) -> None:
+        self.store = Store()
+        self._backend = backend
+        self._log = folder / "agent.log"
+        self._environment = {"XTABLES_LOCKFILE": str(folder / "lock")}
+        self._pid = 0
+        self._undisturbed = self._memory = 0.0
+        self._begun = 0.0
+        # On legacy: the seconds to write a turn, the seconds of a commit for each entry of the table, and the number of
+        # entries at times since the change before the last one was done.
+        self._turn = self._floor = 0.0
+        self._entries = [0]
+        self._between_readings = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator["RealAgent"]:
+        """Enter a network namespace, and serve the API there; agents run in it by `started`."""
+        addresses = [{"type": "InternalIP", "address": item} for item in NODE_IP.values()]
+        with inside_a_namespace(), server(store=self.store) as self._api:
+            self.store.create(node("node1", "") | {"status": {"addresses": addresses}})
+            if self._backend is Backend.LEGACY:
+                self._measure_floor()
+            yield self
+
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """Run an agent, anew each time."""
+        flags = (
+            "--hostname-override=node1",
+            f"--iptables-backend={self._backend.value}",
+            "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56",
+            "-v=2",
+        )
+        with running(self._log, *flags, "--master", self._api.url, environment=self._environment) as process:
+            self._pid = process.pid
+            yield
+
+    def delay(
+        self, change: Callable[[], None], ready: Mapping[Family, int], claimed: frozenset[Claim]
+    ) -> float:
+        """Change the victim's endpoints; return the seconds until packets reach them in both families.
+
+        That is when the first reading begins that finds no problem: how long a reading takes does not count.
+        """
+        self._entries[:-1] = []
+        change()
+        begun, before = time.monotonic(), 0.0
+        while True:
+            at = time.monotonic() - begun
+            self._between_readings, before = at - before, at
+            self._entries.append(sum(entries(family, "nat") for family in Family))
+            found = [item for family in Family for item in self._problems(family, ready[family], claimed)]
+            if not found:
+                return at
+            assert at < _MOST_SECONDS, f"the victim waits for {at:.0f} s:\n" + "\n".join(found)
+            time.sleep(0.05)
+
+    def assert_served(self, ready: Mapping[Family, int], claimed: frozenset[Claim]) -> None:
+        """Wait until packets to the victim reach its endpoints in both families; fail after a time limit."""
+        self.delay(lambda: None, ready, claimed)
+
+    def undisturbed(self, delays: list[float]) -> None:
+        """Record the time of changes and the memory without a hostile tenant."""
+        self._undisturbed = max(*delays, _LEAST_UNDISTURBED)
+        self._memory = self._most_memory()
+        self._alarms, self._events = self._counts()
+        self._begun = time.monotonic()
+        self.assert_healthy()
+
+    def disturbed(self, delay: float) -> None:
+        """Fail if a change took too long beside a hostile tenant, or if the agent is not healthy."""
+        most = self._most_seconds()
+        assert delay <= most, (
+            f"the victim waited for {delay:.1f} s, at most {most:.1f} s are allowed, undisturbed {self._undisturbed:.1f} s"
+        )
+        self.assert_healthy()
+
+    def assert_modest(self) -> None:
+        """Fail for too much memory, a long restore, too many alarms or events, a failed sync or a rejected tree."""
+        log = self._log.read_text()
+        slowest = max(map(float, _RESTORE.findall(log)))
+        assert slowest < _RESTORE_SECONDS, f"a restore took {slowest} s"
+        more = self._most_memory() - self._memory
+        assert more <= _MEMORY, f"the agent has taken {more:.0f} kB more than undisturbed"
+        seconds = time.monotonic() - self._begun + 10
+        for what, now, before in zip(
+            ("warnings", "requests about events"), self._counts(), (self._alarms, self._events), strict=True
+        ):
+            assert now - before <= _A_SECOND * seconds, f"{now - before} {what} in {seconds:.0f} s"
+        assert "sync failed" not in log
+        assert "dispatch tree rejected" not in log
+
+    def assert_healthy(self) -> None:
+        """Fail if a health page says that the agent is not."""
+        for path in ("/healthz", "/readyz", "/livez"):
+            assert answers(HEALTH, path, 200), f"{path} is not 200"
+
+    def _most_seconds(self) -> float:
+        """Return how long a change may take.
+
+        Each commit to a legacy table replaces the whole table. So a change takes its own commit and the usual pause between
+        syncs, after a commit that has begun before: that of a turn at most. It may be done right after the last but one
+        reading, which may take a second.
+        """
+        if self._backend is Backend.NFT:
+            return _SECONDS_NFT
+        commit = self._floor * max(self._entries)
+        least = max(_TIMES_LEGACY * self._undisturbed, self._turn + commit + self._undisturbed + commit)
+        return least + self._between_readings
+
+    def _measure_floor(self) -> None:
+        """Measure how long iptables-legacy-restore takes for the pairs of a turn, and for one rule in such a table."""
+        self._restore(_ONE_RULE)
+        self._turn = self._restore(_rules(_PAIRS_OF_A_TURN))
+        fastest = min(self._restore(_ONE_RULE) for _ in range(3))
+        self._floor = fastest / entries(Family.IPV4, "nat")
+        self._restore("*nat\nCOMMIT\n", flush=True)
+
+    def _restore(self, text: str, flush: bool = False) -> float:
+        begun = time.monotonic()
+        options = () if flush else ("--noflush",)
+        outcome = Runner(environment=self._environment).run(("iptables-legacy-restore", *options), text)
+        assert outcome.exit_code == 0, outcome.stderr
+        return time.monotonic() - begun
+
+    def _counts(self) -> tuple[int, int]:
+        """Return the warnings in the log, and the requests about events."""
+        requests = (self._api.requests.count(resource=item) for item in ("events", "events.events.k8s.io"))
+        return len(_ALARM.findall(self._log.read_text())), sum(requests)
+
+    def _most_memory(self) -> float:
+        """Return the most memory ever resident, in kB."""
+        status = Path(f"/proc/{self._pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0])
+
+    def _problems(self, family: Family, ready: int, claimed: frozenset[Claim]) -> list[str]:
+        tables = open_iptables(self._backend, family, Runner(environment=self._environment))
+        try:
+            return list(problems(live_ruleset(tables)[0], ready, claimed))
+        except KeyError as missing:
+            return [f"chain {missing} is missing"]
+        except KernelError as error:  # iptables-nft cannot read a chain that is deleted meanwhile
+            return [str(error)]
+
+
+def _rules(pairs: int) -> str:
+    """Return the restore input of so many pairs of a port and an endpoint, as large as the agent's."""
+    comment = '-m comment --comment "moves/under-0:p0"'
+    lines: list[str] = []
+    for number in range(pairs):
+        chain, destination = f"JUDGE-{number:022}", f"10.244.{number // 250 % 250}.{1 + number % 250}"
+        lines += [
+            f"-A JUDGE {comment} -m statistic --mode random --probability 0.5 -j {chain}",
+            f"-A {chain} -s {destination}/32 {comment} -j MARK --set-xmark 0x4000/0x4000",
+            f"-A {chain} -p tcp {comment} -m tcp -j DNAT --to-destination {destination}:8080",
+        ]
+    # The last by name first: iptables-restore keeps a sorted list.
+    declared = [f":JUDGE-{number:022} - [0:0]" for number in reversed(range(pairs))]
+    return "\n".join(["*nat", *declared, *lines, "COMMIT", ""])

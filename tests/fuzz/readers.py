@@ -8,45 +8,46 @@ from collections.abc import Callable, Sequence
 from unittest import mock
 from xml.etree import ElementTree
 
-import click
 import msgspec
 
 from pykubeproxy import config, http
-from pykubeproxy.agent.observe import object_documents, pages, status
+from pykubeproxy.agent.observe import handlers
 from pykubeproxy.bundle.read import InvalidBundle, read_bundle
-from pykubeproxy.cli import explain
-from pykubeproxy.cli.inputs import agent_objects
 from pykubeproxy.http.accept import preferred
 from pykubeproxy.inspect.dump.model import views
-from pykubeproxy.inspect.dump.render import document
-from pykubeproxy.inspect.explain import render_json, render_text
-from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.inspect.dump.report import service_blocks
+from pykubeproxy.inspect.explain.model import explain_nodes
+from pykubeproxy.inspect.explain.report import ExplainedNode, explain_report
 from pykubeproxy.inspect.limit import TooManyRules
-from pykubeproxy.inspect.trace.model import trace_packet
-from pykubeproxy.inspect.trace.packet import Host, Packet
-from pykubeproxy.inspect.trace.render import text as trace_text
-from pykubeproxy.inspect.trace.render_svg import svg
-from pykubeproxy.inspect.trace.rule import compile_rule
-from pykubeproxy.kernel import conntrack, ipset, nfacct, nftables
+from pykubeproxy.inspect.packets.iptables import compile_rule
+from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
+from pykubeproxy.inspect.targets import ServiceFilter
+from pykubeproxy.inspect.trace.svg import svg
+from pykubeproxy.kernel import conntrack, leftovers, nfacct, nftables
 from pykubeproxy.kernel.netlink import attributes
+from pykubeproxy.nodes.agent import AgentState
+from pykubeproxy.nodes.objects import agent_objects, context_of
 from pykubeproxy.objects import Family, Kind, Undecodable, Updated, decode
+from pykubeproxy.pages import servicez, statusz
+from pykubeproxy.report.document import document, json_text
+from pykubeproxy.report.text import text as report_text
 from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.inferred import inferred_facts
-from pykubeproxy.rules.parse import parse_rule
+from pykubeproxy.rules.iptables_save import canonical, parse, parse_rule, read_counted
 from pykubeproxy.rules.removal import removal
 from pykubeproxy.rules.render import full_input, render
-from pykubeproxy.rules.ruleset import parse
-from pykubeproxy.rules.saved import canonical, read_counted
-from pykubeproxy.rules.saves import InvalidSave, SavedFile, read_saves
+from pykubeproxy.rules.save_files import InvalidSave, SavedFile, read_saves
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.sources import documents, wire
+from pykubeproxy.sources import wire
 from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.manifests import InvalidManifest, read_manifest
 from pykubeproxy.wording import printable, styled, text_of
 from tests.fakes.http_client import exchange
 from tests.grammar import violations
 from tests.invalid_objects import WHOLE
 from tests.strategies import NODE
+from tests.traces import trace_packet, trace_text
 
 CONFIG = config.load(None, {}).config
 
@@ -82,6 +83,11 @@ def bundle(raw: bytes) -> None:
             assert "\n" not in str(error)
 
 
+def _read_meta(items: list[msgspec.Raw | wire.Truncated]) -> None:
+    for item in items:
+        wire.meta(item)
+
+
 def watch(raw: bytes) -> None:
     """Decode the lines of a watch and a page of a list."""
     with contextlib.suppress(Failure):
@@ -91,7 +97,7 @@ def watch(raw: bytes) -> None:
                 wire.meta(event.object)
                 decode(Kind.SERVICE, event.object)
     with contextlib.suppress(Failure):
-        wire.page(iter((raw,)), Kind.SERVICE.value, lambda items: [wire.meta(it) for it in items])
+        wire.page(iter((raw,)), Kind.SERVICE.value, _read_meta)
 
 
 def configuration(raw: bytes) -> None:
@@ -112,8 +118,8 @@ def manifests(raw: bytes) -> None:
     """Read YAML and JSON documents: each result is an object or a one-line message."""
     for name in ("objects.yaml", "objects.json"):
         try:
-            contents = documents.read(raw, name)
-        except documents.InvalidManifest as error:
+            contents = read_manifest(raw, name)
+        except InvalidManifest as error:
             assert str(error).isprintable()
         else:
             assert all(line.isprintable() for line in (*contents.warnings, *contents.other_kinds))
@@ -135,9 +141,9 @@ def saved(raw: bytes) -> None:
     removal(live).restore_input(200)
     AppliedState().adopt(live)
     with contextlib.suppress(RecursionError):
-        document(views(live, {}))
-        trace = trace_packet(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), Host(frozenset()))
-        trace_text(trace)
+        report_text(service_blocks(views(live, {})))
+        trace = trace_packet(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), NodeNetwork(frozenset()))
+        trace_text(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), NodeNetwork())
         ElementTree.fromstring(svg(trace))
 
 
@@ -151,9 +157,9 @@ def saves(raw: bytes) -> None:
     for tables in found:
         inferred_facts(tables.ruleset, ())
         with contextlib.suppress(TooManyRules):
-            document(views(tables.ruleset, tables.counters))
+            report_text(service_blocks(views(tables.ruleset, tables.counters)))
             packet = Packet("tcp", "10.244.1.5", "10.96.0.10", 80)
-            trace_text(trace_packet(tables.ruleset, packet, Host(frozenset())))
+            trace_text(tables.ruleset, packet, NodeNetwork(), steps=True)
 
 
 def rule(raw: bytes) -> None:
@@ -161,7 +167,8 @@ def rule(raw: bytes) -> None:
     text = raw.decode("utf-8", "surrogateescape")
     rule = parse_rule(text)
     _ = rule.target, rule.comment, rule.destination, rule.port, rule.protocol, rule.unconditional
-    compile_rule(text).match(Packet("tcp", "10.244.1.5", "10.96.0.10", 80), Host(frozenset()))
+    compiled, packet = compile_rule(text), Packet("tcp", "10.244.1.5", "10.96.0.10", 80)
+    compiled.reason(packet, NodeNetwork(), compiled.split(packet, NodeNetwork()))
 
 
 def request(raw: bytes) -> None:
@@ -171,7 +178,7 @@ def request(raw: bytes) -> None:
         assert request.path.startswith("/")
         preferred(request.headers.get("accept", ""), (http.TEXT, http.HTML, http.JSON))
         with contextlib.suppress(ValueError):
-            pages.read_filter(request.query)
+            handlers.read_filter(request.query)
         return http.Response()
 
     exchange(raw[:8192] + b"\r\n\r\n", handle)
@@ -180,20 +187,22 @@ def request(raw: bytes) -> None:
 def status_of_an_agent(raw: bytes) -> None:
     """Decode an agent's status document."""
     with contextlib.suppress(ValueError):
-        status.decode(raw)
+        statusz.decode(raw)
 
 
 def objects_of_an_agent(raw: bytes) -> None:
     """Decode an agent's object document and explain its objects."""
     with contextlib.suppress(ValueError, config.ConfigError):
-        answer = object_documents.decode(raw)
+        answer = servicez.decode(raw)
         on = config.load(answer.config.encode(), {}).config
-        source = agent_objects(answer.objects)
+        source = agent_objects(AgentState(answer.objects, on, ""))
         here = source.node
-        with contextlib.suppress(click.ClickException):
-            found = explain._explanations(source, on, here, ServiceFilter("", "web", ""), [*Family])
-            render_text.text(found, explain._topology(here))
-            msgspec.json.encode(render_json.document(found, explain._topology(here)))
+        contexts = {entry: context_of(on, here, entry, api_servers=source.api_servers) for entry in Family}
+        with contextlib.suppress(LookupError):
+            found = explain_nodes(source.cluster, ServiceFilter("", "web", ""), [here], lambda _: contexts)
+            report = explain_report(found, [ExplainedNode(here.name, here.zone or None)])
+            report_text(report.blocks(wide=True))
+            json_text(document(report))
 
 
 def printed(raw: bytes) -> None:
@@ -231,8 +240,8 @@ def netlink(raw: bytes) -> None:
         lambda: nftables.has_chain(Family.IPV4, "nat", "KUBE-SERVICES"),
         lambda: [*nftables._rules(Family.IPV4, "nat", "KUBE-SERVICES")],
         lambda: nfacct.read("name"),
-        ipset.names,
-        lambda: ipset.ports("name"),
+        leftovers.ipset_names,
+        lambda: leftovers.ipset_ports("name"),
         lambda: attributes(raw),
     )
     for question in questions:

@@ -1,18 +1,20 @@
-"""What is fuzzed: readers, and what each usually reads, from which near-misses are made."""
+"""What is fuzzed: readers, what each usually reads, and mutations of that."""
 
 import gzip
 import json
+import operator
 import socket
 import struct
 from collections.abc import Callable, Iterator
 
 import msgspec
+from hypothesis import strategies as st
 
 from pykubeproxy import config
-from pykubeproxy.agent.observe import object_documents
 from pykubeproxy.bundle.layout import FILES, TABLES
 from pykubeproxy.kernel import netlink
 from pykubeproxy.objects import Family, Kind, Node
+from pykubeproxy.pages import servicez
 from tests.cases import NAMES, expected, load_case
 from tests.fakes.bundles import sections_of, written
 from tests.fuzz import readers
@@ -152,7 +154,7 @@ def _answers() -> Iterator[Target]:
         readers.status_of_an_agent,
         (b'{"apiVersion":"pykubeproxy/v1","version":"1","node":"n","backend":"nft","syncs":[]}',),
     )
-    objects = object_documents.Objects(
+    objects = servicez.NodeObjects(
         Node(NODE, ("192.0.2.1",), zone="a"),
         (service("web", external_ips=("192.0.2.5",), source_ranges=("10.0.0.0/8",), affinity_seconds=60),),
         (slice_of(endpoint("10.244.1.5", zone_hints=("a",)), service="web"),),
@@ -160,7 +162,7 @@ def _answers() -> Iterator[Target]:
     yield Target(
         "servicez",
         readers.objects_of_an_agent,
-        (object_documents.encode(object_documents.ObjectDocument(objects, config.dump(CONFIG))),),
+        (servicez.encode(servicez.ObjectDocument(objects, config.dump(CONFIG))),),
         (b"null", b'""', b"[]", b"-1", b"1e999", b'"\\u0000"', b'"\\ud800"', b'"::1"', b"\\n"),
     )
     saved = sections_of("nodeport", {TABLES[0]: "*nat\nCOMMIT\n"}, with_objects=False)
@@ -175,3 +177,30 @@ def _answers() -> Iterator[Target]:
 
 
 TARGETS = {target.name: target for group in (_sources, _kernels, _answers) for target in group()}
+
+
+_NUMBERS = (b"0", b"-1", b"65536", b"4294967296", b"1" * 30, b"\xff\xff\xff\xff", b"\x00\x00\x00\x00")
+
+
+@st.composite
+def inputs(draw: st.DrawFn, target: Target) -> bytes:
+    """Draw a mutated seed or, one time in ten, random bytes."""
+    mutated = draw(st.sampled_from(target.seeds))
+    if draw(st.integers(0, 9)) == 0:
+        return draw(st.binary(max_size=300))
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(mutated)))
+        end = min(len(mutated), start + draw(st.integers(0, 40)))
+        piece = draw(
+            st.one_of(
+                st.just(b""),
+                st.sampled_from(target.tokens or _NUMBERS),
+                st.sampled_from(_NUMBERS),
+                st.just(mutated[start:end] * 2),
+                st.just(mutated[end : end + 40]),
+                st.sampled_from(target.seeds).map(operator.itemgetter(slice(start, start + 60))),
+                st.binary(max_size=6),
+            )
+        )
+        mutated = mutated[:start] + piece + mutated[end:]
+    return mutated

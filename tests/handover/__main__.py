@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pykubeproxy.kernel import Backend
 from tests.handover import handovers
-from tests.handover.kube_proxy import RealKubeProxy, StandIn
+from tests.handover.handovers import RealKubeProxy, StandIn
 from tests.handover.proof import Plan, prove
 
-_BY_NAME = {it.__name__.replace("_", "-"): it for it in (*handovers.ALL, handovers.nothing)}
+_BY_NAME = {item.__name__.replace("_", "-"): item for item in (*handovers.ALL, handovers.nothing)}
 _SHOWN = 20
 
 
@@ -21,7 +21,7 @@ def main() -> int:
     add("--seed", type=int, help="repeat the run with this seed")
     add("--connections", type=int, default=1_000_000, help="how many to open (default: %(default)s)")
     add("--rate", type=float, default=2000, help="the most connections a second (default: %(default)s)")
-    add("--backend", choices=[it.value for it in Backend], help="begin with this backend only")
+    add("--backend", choices=[item.value for item in Backend], help="begin with this backend only")
     add("--only", choices=_BY_NAME, action="append", help="only this hand-over; nothing is a control run")
     add("--no-changes", action="store_true", help="leave Services and endpoints as they are")
     add("--kube-proxy", type=Path, help="a kube-proxy binary to use instead of a stand-in")

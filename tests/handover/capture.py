@@ -148,14 +148,15 @@ def segment(data: bytes) -> Segment | None:
     if protocol not in (_TCP, _UDP) or len(data) < offset + 8:
         return None
     ports = struct.unpack_from("!HH", data, offset)
-    ends = [
-        Endpoint(socket.inet_ntop(family, it), port) for it, port in zip((source, target), ports, strict=True)
-    ]
+    start, end = (
+        Endpoint(socket.inet_ntop(family, address), port)
+        for address, port in zip((source, target), ports, strict=True)
+    )
     if protocol == _UDP or len(data) < offset + 14:
-        return Segment(*ends)
+        return Segment(start, end)
     sequence, acknowledged, _, flags = struct.unpack_from("!IIBB", data, offset + 4)
     named = "".join(name for bit, name in enumerate(_FLAGS) if flags >> bit & 1)
-    return Segment(*ends, sequence, acknowledged, named)
+    return Segment(start, end, sequence, acknowledged, named)
 
 
 def connection(packets: Iterator[Packet], source: Endpoint, target: Endpoint) -> list[Packet]:
@@ -166,20 +167,22 @@ def connection(packets: Iterator[Packet], source: Endpoint, target: Endpoint) ->
     quoted = struct.pack("!HH", source[1], target[1])
     parsed = [(packet, segment(packet.data)) for packet in packets if len(packet.data) >= 20]
     first = {
-        it.sequence
-        for _, it in parsed
-        if it and it.flags == "S" and (it.source, it.target) == (source, target)
+        item.sequence
+        for _, item in parsed
+        if item and item.flags == "S" and (item.source, item.target) == (source, target)
     }
     numbers = first | {(number + 1) % (1 << 32) for number in first}
     return [
         packet
-        for packet, it in parsed
-        if (quoted in packet.data[40:] if it is None else _belongs(it, {source, target}, numbers))
+        for packet, item in parsed
+        if (quoted in packet.data[40:] if item is None else _belongs(item, {source, target}, numbers))
     ]
 
 
-def _belongs(it: Segment, ends: set[Endpoint], numbers: set[int]) -> bool:
-    return {it.source, it.target} == ends or bool(it.flags and {it.sequence, it.acknowledged} & numbers)
+def _belongs(item: Segment, ends: set[Endpoint], numbers: set[int]) -> bool:
+    return {item.source, item.target} == ends or bool(
+        item.flags and {item.sequence, item.acknowledged} & numbers
+    )
 
 
 def describe(capture: Capture, packets: list[Packet]) -> str:
@@ -195,7 +198,7 @@ def write(path: Path, packets: list[Packet]) -> None:
     """Write packets as a pcap file."""
     with path.open("wb") as file:
         file.write(_PCAP_HEAD)
-        for it in packets:
-            length = len(it.link) + len(it.data)
-            file.write(struct.pack("=IIII", it.seconds, it.nanoseconds, length, length))
-            file.write(it.link + it.data)
+        for item in packets:
+            length = len(item.link) + len(item.data)
+            file.write(struct.pack("=IIII", item.seconds, item.nanoseconds, length, length))
+            file.write(item.link + item.data)

@@ -114,7 +114,7 @@ class Client:
         given = document["routes"]
         step = len(PORTS) // len(given)
         # Each route has its own ports: two connections to one pod may not differ by their target only.
-        self._routes = [Route(it, PORTS[n * step : (n + 1) * step]) for n, it in enumerate(given)]
+        self._routes = [Route(item, PORTS[n * step : (n + 1) * step]) for n, item in enumerate(given)]
         self._at_once: int = document["at_once"]
         self._rate: float = document["rate"]
         self._poll = select.epoll()

@@ -1,25 +1,187 @@
-"""The node under test: its pods, which never stop, its agents, and the changes of its Services."""
+"""The node under test: its pods, which never stop, its agents, its Services and their changes, and the routes to them."""
 
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from threading import Event
+from typing import NamedTuple
 
 from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
-from pykubeproxy.lab.agents import Agent, node_environment
-from pykubeproxy.lab.api import Object
-from pykubeproxy.lab.apiserver.write import merged
+from pykubeproxy.lab.agents import AgentProcess, node_environment
+from pykubeproxy.lab.api import POD_PORT, SERVICES, SLICES, Api, Object, in_namespace
+from pykubeproxy.lab.apiserver.store import merged
 from pykubeproxy.lab.cluster import Lab
-from pykubeproxy.lab.network import SITES, Namespace
-from pykubeproxy.lab.pods import Pod
+from pykubeproxy.lab.network import CLIENT, CLIENT_CROWD, SITES, Namespace
+from pykubeproxy.lab.pods import LabPod
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ownership import is_ours
-from tests.fakes.crowd import Crowd
-from tests.handover import services
-from tests.handover.services import NODE, Source
+from tests.fakes.traffic import Crowd
+
+NAMESPACE = "handover"
+NODE = "node1"
+#: Outside addresses that the network routes to the node.
+EXTERNAL_CIDRS = ("198.51.100.0/24", "2001:db8:51::/64")
+CLIENT_CROWD_V6 = tuple(f"2001:db8:113::{last}" for last in range(101, 121))
+_EXTERNAL = ("198.51.100.10", "2001:db8:51::10")
+_BALANCER = ("198.51.100.20", "2001:db8:51::20")
+_FILTERED_BALANCER = ("198.51.100.30", "2001:db8:51::30")
+_CLIENTS = ["203.0.113.0/24", "2001:db8:113::/64"]
+_PORT = 80
+
+
+class Source(Enum):
+    """Where connections come from."""
+
+    OUTSIDE = "outside"
+    POD = "pod"
+    ENDPOINT = "endpoint"  # a pod that is an endpoint of the Service itself
+    HOST = "node"
+
+
+class Route(NamedTuple):
+    """Connections to one address and port; `affine` if those of one source address must all reach the same pod."""
+
+    source: Source
+    name: str
+    address: str
+    port: int
+    sources: Sequence[str]
+    datagrams: bool = False
+    affine: bool = False
+
+
+def cluster_ips(name: str) -> tuple[str, str]:
+    """Return a Service's cluster IPs."""
+    number = list(_SPECS).index(name) + 60
+    return f"10.96.0.{number}", f"fd00:10:96::{number}"
+
+
+def node_port(name: str) -> int:
+    """Return a Service's node port."""
+    return 32001 + list(_SPECS).index(name)
+
+
+# web's endpoints change all the time, and so do those of local, one of which is always on the node.
+_SPECS: dict[str, Object] = {
+    "web": {"type": "LoadBalancer", "externalIPs": [*_EXTERNAL]},
+    "local": {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "loadBalancerSourceRanges": _CLIENTS,
+        "healthCheckNodePort": 32101,
+    },
+    "sticky": {"type": "ClusterIP", "sessionAffinity": "ClientIP"},
+    "dns": {"type": "NodePort"},
+}
+_BALANCERS = {"web": _BALANCER, "local": _FILTERED_BALANCER}
+CHANGING = ("web", "local")
+
+
+def create(api: Api, pods: Sequence[LabPod]) -> None:
+    """Create the Services; all pods are their endpoints."""
+    for name, spec in _SPECS.items():
+        api.call("POST", in_namespace(SERVICES, NAMESPACE), _service(name, spec))
+        if ingress := _BALANCERS.get(name):
+            status = {"loadBalancer": {"ingress": [{"ip": address} for address in ingress]}}
+            api.call("PATCH", f"{in_namespace(SERVICES, NAMESPACE)}/{name}/status", {"status": status})
+        set_endpoints(api, name, pods)
+
+
+def set_endpoints(api: Api, name: str, pods: Sequence[LabPod]) -> None:
+    """Make these pods the endpoints of a Service."""
+    for index, family in enumerate(("IPv4", "IPv6")):
+        slice_name = f"{name}-{family.lower()}"
+        api.put(
+            in_namespace(SLICES, NAMESPACE),
+            slice_name,
+            {
+                "apiVersion": "discovery.k8s.io/v1",
+                "kind": "EndpointSlice",
+                "metadata": {
+                    "name": slice_name,
+                    "namespace": NAMESPACE,
+                    "labels": {"kubernetes.io/service-name": name},
+                },
+                "addressType": family,
+                "ports": [{"name": "main", "protocol": _protocol(name), "port": POD_PORT}],
+                "endpoints": [
+                    {
+                        "addresses": [item.addresses[index]],
+                        "conditions": {"ready": True},
+                        "nodeName": item.site.name,
+                    }
+                    for item in pods
+                ],
+            },
+        )
+
+
+def _service(name: str, spec: Object) -> Object:
+    port: Object = {"name": "main", "protocol": _protocol(name), "port": _PORT, "targetPort": POD_PORT}
+    if spec["type"] != "ClusterIP":
+        port["nodePort"] = node_port(name)
+    addresses = cluster_ips(name)
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "clusterIP": addresses[0],
+            "clusterIPs": [*addresses],
+            "ipFamilies": ["IPv4", "IPv6"],
+            "ipFamilyPolicy": "RequireDualStack",
+            "ports": [port],
+            **spec,
+        },
+    }
+
+
+def _protocol(name: str) -> str:
+    return "UDP" if name == "dns" else "TCP"
+
+
+def routes(pod: LabPod, endpoint: LabPod) -> list[Route]:
+    """Return the routes from outside, from a pod of the node, from an endpoint, and from the node itself."""
+    return [item for index in (0, 1) for item in _routes_of_family(index, pod, endpoint)]
+
+
+def _routes_of_family(index: int, pod: LabPod, endpoint: LabPod) -> list[Route]:
+    host = SITES[NODE].addresses[index]
+    crowd = (CLIENT_CROWD, CLIENT_CROWD_V6)[index]
+    outside = (CLIENT[index], *crowd)
+    pods = (pod.addresses[index],)
+    family = ("IPv4", "IPv6")[index]
+
+    def route(
+        source: Source, name: str, address: str, port: int, sources: Sequence[str], **more: bool
+    ) -> Route:
+        return Route(source, f"{name}, {family}, from {source.value}", address, port, sources, **more)
+
+    def vip(service: str) -> str:
+        return cluster_ips(service)[index]
+
+    return [
+        route(Source.OUTSIDE, "node port", host, node_port("web"), outside),
+        route(Source.OUTSIDE, "external address", _EXTERNAL[index], _PORT, outside),
+        route(Source.OUTSIDE, "load-balancer address", _BALANCER[index], _PORT, outside),
+        route(Source.OUTSIDE, "node port, policy Local", host, node_port("local"), outside),
+        route(
+            Source.OUTSIDE, "load-balancer address, policy Local", _FILTERED_BALANCER[index], _PORT, outside
+        ),
+        route(Source.OUTSIDE, "node port, UDP", host, node_port("dns"), outside, datagrams=True),
+        route(Source.POD, "cluster IP", vip("web"), _PORT, pods),
+        route(Source.POD, "cluster IP, affinity", vip("sticky"), _PORT, pods, affine=True),
+        route(Source.POD, "external address", _EXTERNAL[index], _PORT, pods),
+        route(Source.POD, "cluster IP, UDP", vip("dns"), _PORT, pods, datagrams=True),
+        route(Source.ENDPOINT, "cluster IP", vip("web"), _PORT, (endpoint.addresses[index],)),
+        route(Source.HOST, "cluster IP", vip("web"), _PORT, (host,)),
+        route(Source.HOST, "node port", host, node_port("web"), (host,)),
+    ]
+
 
 _POD = Path(__file__).with_name("pod.py")
 _CROWD = 240  # Services; above 200 addresses, dispatch=auto makes a tree
@@ -33,20 +195,22 @@ class Node:
         self.lab, self.backend = lab, backend
         self.settings: Object = {}
         network = lab.network
-        for cidr, via in zip(services.EXTERNAL_CIDRS, SITES[NODE].addresses, strict=True):
+        for cidr, via in zip(EXTERNAL_CIDRS, SITES[NODE].addresses, strict=True):
             network.fabric.route(cidr, via=via)
-        for address in services.CLIENT_CROWD_V6:
+        for address in CLIENT_CROWD_V6:
             network.client.address("eth0", address, 64)
         self.pods = [_start(lab, f"pod{number}", node) for number, node in enumerate([*SITES, *SITES])]
         self.caller = _start(lab, "caller", NODE)
         for pod in (*self.pods, self.caller):
             pod.wait_answering()
-        services.create(lab.api, self.pods)
+        create(lab.api, self.pods)
         self.crowd = Crowd(lab.api, [pod.addresses for pod in self.pods], stride=2, both=5)
         self.crowd.create(range(_CROWD))
         self.agent = lab.agents[NODE]
         (logs := lab.logs / "second").mkdir()
-        self._spare = Agent(self.agent.node, logs, lab.api.url, {"iptables": {"minSyncPeriod": "200ms"}})
+        self._spare = AgentProcess(
+            self.agent.node, logs, lab.api.url, {"iptables": {"minSyncPeriod": "200ms"}}
+        )
         self._seed = seed
         self._created: set[int] = set()
 
@@ -69,9 +233,9 @@ class Node:
             Source.HOST: self.namespace,
         }
 
-    def routes(self) -> list[services.Route]:
+    def routes(self) -> list[Route]:
         """Return the routes of the clients."""
-        return services.routes(self.caller, self.pods[0])
+        return routes(self.caller, self.pods[0])
 
     def tables(self, family: Family, backend: Backend | None = None) -> Iptables:
         """Return the node's tables."""
@@ -86,9 +250,9 @@ class Node:
         tables = [self.tables(family, backend) for family in Family]
         return any(
             is_ours(key)
-            for it in tables
-            if backend is Backend.NFT or it.legacy_tables()
-            for key in it.save().chains
+            for item in tables
+            if backend is Backend.NFT or item.legacy_tables()
+            for key in item.save().chains
         )
 
     def start(self) -> None:
@@ -106,7 +270,7 @@ class Node:
         """Wait until the agent has logged an event since its start."""
         self.lab.until(lambda: event in self.agent.log()[self._begun :], event)
 
-    def swap(self) -> Agent:
+    def swap(self) -> AgentProcess:
         """Make the spare agent the node's; return the one it replaces."""
         self.agent, self._spare = self._spare, self.agent
         return self._spare
@@ -135,7 +299,7 @@ class Node:
             some = chance.sample(self.pods, chance.randrange(1, len(self.pods) + 1))
             # The policy Local needs an endpoint on the node; an endpoint that connects to itself is among them.
             chosen = {pod.name: pod for pod in (self.pods[chance.choice((0, 2))], *some)}
-            services.set_endpoints(self.lab.api, chance.choice(services.CHANGING), list(chosen.values()))
+            set_endpoints(self.lab.api, chance.choice(CHANGING), list(chosen.values()))
             return
         number = chance.choice(_CHANGING)
         write = self.crowd.delete if number in self._created else self.crowd.create
@@ -143,5 +307,5 @@ class Node:
         self._created ^= {number}
 
 
-def _start(lab: Lab, name: str, node: str) -> Pod:
+def _start(lab: Lab, name: str, node: str) -> LabPod:
     return lab.start_pod(name, name, node, [sys.executable, "-I", "-S", str(_POD), name])

@@ -16,8 +16,7 @@ from pyroute2 import netns
 
 import pykubeproxy
 from tests import sbom
-from tests.image.base import PROJECT, Unavailable, base_image, require_tools
-from tests.image.podman import Podman
+from tests.image.base import PROJECT, Podman, Unavailable, base_image, require_tools
 
 IMAGE = "localhost/pykubeproxy:test"
 # Megabytes of 1,000,000 bytes, as registries show them.
@@ -106,14 +105,14 @@ def _write_bill(root: Path, file: Path) -> None:
     """Write the bill of materials. It names the Debian packages of the Dockerfile and the pinned Python packages."""
     _say(f"writing {file.name}")
     file.write_text(sbom.image(root))
-    listed = {it["purl"].partition("?")[0] for it in json.loads(file.read_text())["components"]}
+    listed = {item["purl"].partition("?")[0] for item in json.loads(file.read_text())["components"]}
     pinned = re.findall(r"^([\w.-]+)==(\S+)", (PROJECT / "requirements.txt").read_text(), re.MULTILINE)
-    python = {it for it in listed if it.startswith("pkg:pypi/")} - {
+    python = {item for item in listed if item.startswith("pkg:pypi/")} - {
         f"pkg:pypi/pykubeproxy@{pykubeproxy.__version__}"
     }
     assert python <= {f"pkg:pypi/{name}@{version}" for name, version in pinned}, python
     for name in ("iptables", "kmod", "python3", "libc6"):
-        assert any(it.startswith(f"pkg:deb/debian/{name}@") for it in listed), f"{name} is not listed"
+        assert any(item.startswith(f"pkg:deb/debian/{name}@") for item in listed), f"{name} is not listed"
 
 
 def _run_commands(podman: Podman) -> None:

@@ -9,8 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.image.base import PROJECT, base_image, require_tools
-from tests.image.podman import Podman
+from tests.image.base import PROJECT, Podman, base_image, require_tools
 
 _SCRIPT = """
 apt-get update -qq

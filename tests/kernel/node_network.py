@@ -52,7 +52,7 @@ _PKTINFO = {
 _IPV6_FREEBIND = 78
 
 
-class NodeNetwork:
+class LinkedNode:
     """The network; a context manager."""
 
     def __init__(self, lab: str) -> None:
@@ -60,7 +60,7 @@ class NodeNetwork:
         self.places: dict[str, Namespace] = {}
         self._servers = Servers()
 
-    def __enter__(self) -> "NodeNetwork":
+    def __enter__(self) -> "LinkedNode":
         try:
             self._build()
         except BaseException:
@@ -214,7 +214,7 @@ class SentPacket:
 
 
 def send_all(
-    network: NodeNetwork, packets: Mapping[PacketSpec, bool], silence: float = 0.4
+    network: LinkedNode, packets: Mapping[PacketSpec, bool], silence: float = 0.4
 ) -> dict[PacketSpec, str]:
     """Send all packets at once; return each result, "" without an answer.
 

@@ -10,9 +10,9 @@ from pykubeproxy.kernel import (
     open_iptables,
     other_backend_with_chain,
 )
-from pykubeproxy.kernel import backend as backend_module
+from pykubeproxy.kernel import iptables as iptables_module
+from pykubeproxy.kernel.iptables import default_backend
 from pykubeproxy.kernel.legacy import entries
-from pykubeproxy.kernel.tools import default_backend
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
 
@@ -47,8 +47,8 @@ def test_only_backend_with_rules_wins(
     inside: str, iptables: Iptables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rules are not counted, which takes seconds for a large table."""
-    monkeypatch.setattr(backend_module, "_LARGE", 1)
-    monkeypatch.setattr(backend_module, "_count_rules", lambda iptables: pytest.fail(f"counted {iptables}"))
+    monkeypatch.setattr(iptables_module, "_LARGE", 1)
+    monkeypatch.setattr(iptables_module, "_count_rules", lambda iptables: pytest.fail(f"counted {iptables}"))
     iptables.restore(SOME_RULES)
     assert choose_backend("auto") is iptables.backend
     open_iptables(OTHER[iptables.backend], iptables.family).restore(SOME_RULES)
@@ -118,7 +118,7 @@ def test_large_legacy_table_is_not_searched(inside: str, monkeypatch: pytest.Mon
     open_iptables(Backend.LEGACY, Family.IPV4).restore(SOME_RULES)
     open_iptables(Backend.NFT, Family.IPV4).restore(SOME_RULES.replace("COMMIT", "-A SOME -j RETURN\nCOMMIT"))
     assert choose_backend("auto", holding=holding) is Backend.NFT
-    monkeypatch.setattr(backend_module, "_LARGE", 4)
+    monkeypatch.setattr(iptables_module, "_LARGE", 4)
     assert choose_backend("auto", holding=holding) is Backend.LEGACY
 
 

@@ -62,20 +62,20 @@ def shown(command: click.Command, *arguments: str) -> tuple[int, str]:
 def test_bundle_of_a_node(bundle: Path) -> None:
     raw = bundle.read_bytes()
     read = read_bundle(io.BytesIO(raw), "b")
-    assert [it for it in read.manifest.files if it.error] == []
+    assert [file for file in read.manifest.files if file.error] == []
     with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
-        texts = {it.name.rpartition("/")[2]: tar.extractfile(it).read().decode() for it in tar}  # type: ignore[union-attr]
+        texts = {member.name.rpartition("/")[2]: tar.extractfile(member).read().decode() for member in tar}  # type: ignore[union-attr]
     assert "] -A INPUT -m comment --comment mine -j ACCEPT" in texts[tables_file(Family.IPV4, "legacy")]
     assert "KUBE-SERVICES" in texts[tables_file(Family.IPV6, "nft")]
     assert "KUBE-SERVICES" in texts[layout.NFT_RULESET]
     assert NODE in read.addresses()
-    assert {(it.network, it.interface) for it in read.routes()} >= {("10.244.1.0/24", "pods")}
+    assert {(route.network, route.interface) for route in read.routes()} >= {("10.244.1.0/24", "pods")}
     routes = json.loads(texts[layout.ROUTES])
     assert {"table": 7, "network": "0.0.0.0/0", "interface": "pods"}.items() <= next(
-        it for it in routes if it["table"] == 7
+        route for route in routes if route["table"] == 7
     ).items()
     rules = json.loads(texts[layout.ROUTING_RULES])
-    (rule,) = [it for it in rules if it["table"] == 7]
+    (rule,) = [rule for rule in rules if rule["table"] == 7]
     assert (rule["mark"], rule["action"], rule["family"]) == ("0x10/0x10", "lookup", "IPv4")
     assert {"name": "pods", "kind": "bridge"} in json.loads(texts[layout.INTERFACES])
     assert "net.ipv4.ip_forward = " in texts[layout.SYSCTLS]
@@ -83,6 +83,7 @@ def test_bundle_of_a_node(bundle: Path) -> None:
     assert service == {"protocol": "udp", "destination": "198.51.100.1:80", "entries": 1, "unreplied": 1}
     assert json.loads(texts[layout.VERSIONS])["iptables-nft"]
     # The bundle gives what the live tables give.
-    assert shown(dump_rules, "--bundle", str(bundle), "-o", "json") == shown(dump_rules, "-o", "json")
+    for output in ("text", "rules"):
+        assert shown(dump_rules, "--bundle", str(bundle), "-o", output) == shown(dump_rules, "-o", output)
     packet = ("10.244.1.5", "10.96.1.1:80", "-o", "json")
     assert shown(trace, *packet, "--bundle", str(bundle)) == shown(trace, *packet)

@@ -14,10 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 from pykubeproxy.cli import check as command
-from pykubeproxy.kernel import Backend, Iptables, Runner, legacy, open_iptables, processes
+from pykubeproxy.kernel import Backend, Iptables, Runner, legacy, open_iptables, system
 from pykubeproxy.kernel import runner as runner_module
-from pykubeproxy.kernel.runner import Outcome
+from pykubeproxy.kernel.runner import CommandResult
 from pykubeproxy.kernel.system import run_in_new_namespace
+from pykubeproxy.nodes import this_node_checks
 from pykubeproxy.objects import Family
 from tests.cases import expected, load_case
 from tests.fakes.process import path_without_ip6tables
@@ -61,19 +62,21 @@ def run(runner: Runner, *words: str) -> None:
 def checked(*arguments: str, code: int = 0) -> dict[str, Any]:
     result = CliRunner().invoke(command.check, ["-o", "json", *arguments], catch_exceptions=False)
     assert result.exit_code == code, result.output
-    document = json.loads(result.stdout)
-    assert document["passed"] is (code == 0)
-    return document
+    (found,) = json.loads(result.stdout)["nodes"]
+    assert found["passed"] is (code == 0)
+    return dict(found)
 
 
 def of(document: dict[str, Any], name: str, family: str | None = None) -> list[dict[str, str]]:
-    found = [it for it in document["checks"] if it["check"] == name and family in (None, it["family"])]
+    found = [
+        check for check in document["checks"] if check["check"] == name and family in (None, check["family"])
+    ]
     assert found
     return found
 
 
 def levels(document: dict[str, Any], name: str) -> list[str]:
-    return [it["level"] for it in of(document, name)]
+    return [check["level"] for check in of(document, name)]
 
 
 def node_state(runner: Runner) -> list[object]:
@@ -106,9 +109,9 @@ def test_a_fresh_node_passes(node: Runner, backend: Backend) -> None:
     before = node_state(node)
     document = checked("--iptables-backend", backend.value)
     assert node_state(node) == before
-    assert {it["check"] for it in document["checks"]} == CHECKS
+    assert {check["check"] for check in document["checks"]} == CHECKS
     assert document["backend"] == backend.value
-    assert {it["level"] for it in document["checks"]} == {"ok", "skip"}
+    assert {check["level"] for check in document["checks"]} == {"ok", "skip"}
     assert "was tried and works" in of(document, "kernel", "IPv6")[0]["message"]
 
 
@@ -232,8 +235,8 @@ def test_connections_are_compared_with_the_limit(node: Runner, monkeypatch: pyte
     (found,) = of(checked(), "conntrack")
     assert found["level"] == "ok"
     assert found["message"].startswith("3 connections of ")
-    read = command._read
-    monkeypatch.setattr(command, "_read", lambda name: "3" if name.endswith("_max") else read(name))
+    read = this_node_checks._read
+    monkeypatch.setattr(this_node_checks, "_read", lambda name: "3" if name.endswith("_max") else read(name))
     assert levels(checked(code=1), "conntrack") == ["fail"]
 
 
@@ -265,10 +268,10 @@ def test_kube_proxy_in_the_same_network_namespace_is_found(node: Runner, kube_pr
     (found,) = of(checked(), "proxies")
     assert found["level"] == "warn"
     assert found["message"] == f"kube-proxy is running (process {kube_proxy})"
-    assert kube_proxy not in [it.pid for it in run_in_new_namespace(processes.namespace_processes)]
+    assert kube_proxy not in [process.pid for process in run_in_new_namespace(system.namespace_processes)]
 
 
-def limited(runner: Runner, capabilities: str) -> Outcome:
+def limited(runner: Runner, capabilities: str) -> CommandResult:
     """Run the command with these capabilities only."""
     keep = ("setpriv", "--inh-caps=-all", f"--bounding-set=-all{capabilities}")
     return runner.run((*keep, sys.executable, "-c", COMMAND, "-o", "json"))
@@ -277,7 +280,7 @@ def limited(runner: Runner, capabilities: str) -> Outcome:
 def test_without_a_trial_namespace_the_kernel_is_probed(node: Runner) -> None:
     """The report says so."""
     outcome = limited(node, ",+net_admin,+net_raw")
-    document = json.loads(outcome.stdout)
+    (document,) = json.loads(outcome.stdout)["nodes"]
     assert (outcome.exit_code, outcome.stderr) == (0, "")
     assert levels(document, "kernel") == ["skip", "skip"]
     assert "looked up, not tried" in of(document, "kernel")[0]["message"]
@@ -287,7 +290,7 @@ def test_without_capabilities_the_report_is_complete(node: Runner) -> None:
     """It names the checks that could not run."""
     open_iptables(Backend.LEGACY, Family.IPV4, node).restore("*nat\nCOMMIT\n")
     outcome = limited(node, "")
-    document = json.loads(outcome.stdout)
+    (document,) = json.loads(outcome.stdout)["nodes"]
     assert (outcome.exit_code, outcome.stderr) == (0, "")
     assert (document["passed"], document["complete"]) == (True, False)
     assert levels(document, "privileges") == ["skip"]

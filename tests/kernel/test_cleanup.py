@@ -110,7 +110,7 @@ def test_a_proxys_firewall_chain_in_the_other_backend_goes(
 ) -> None:
     """The kubelet's guards loopback addresses against other hosts. `check` finds nothing to complain about."""
     write_setting("net/ipv4/conf/all/route_localnet", 1)
-    (other,) = (it for it in Backend if it is not kubelet.backend)
+    (other,) = (candidate for candidate in Backend if candidate is not kubelet.backend)
     left = open_iptables(other, Family.IPV4, runner)
     left.restore(as_restore_input("clusterip-one", Family.IPV4))
     assert len(guard(left)) == 3
@@ -139,8 +139,9 @@ def test_the_only_guard_of_loopback_addresses_stays(
 def other_tables(used: Backend) -> dict[str, str]:
     """Return what `check` says about the IPv4 tables of the backend that is not in use."""
     result = CliRunner().invoke(check, ["-o", "json", "--iptables-backend", used.value])
-    checks = json.loads(result.stdout)["checks"]
-    (found,) = (it for it in checks if (it["check"], it["family"]) == ("other-tables", "IPv4"))
+    (node,) = json.loads(result.stdout)["nodes"]
+    checks = node["checks"]
+    (found,) = (check for check in checks if (check["check"], check["family"]) == ("other-tables", "IPv4"))
     return found
 
 
@@ -150,7 +151,7 @@ def test_dry_run_changes_nothing(
     """It prints numbers, and the restore input on request."""
     iptables.restore(as_restore_input("clusterip-one", iptables.family))
     before = iptables.save()
-    assert clean_up(dry_run=True, verbose=True, runner=runner)
+    assert clean_up(dry_run=True, output="wide", runner=runner)
     output = capsys.readouterr().out
     assert "-X KUBE-POSTROUTING" in output.splitlines()
     assert output.splitlines()[-1].endswith(" chains would be removed")
@@ -214,19 +215,22 @@ def test_json_is_one_document(iptables: Iptables, runner: Runner, capsys: pytest
     """Also if there is nothing to do."""
     iptables.restore(as_restore_input("clusterip-one", iptables.family))
     iptables.restore("*nat\n:CNI - [0:0]\n-A CNI -j KUBE-MARK-MASQ\nCOMMIT\n")
-    assert clean_up(runner=runner, as_json=True)
+    assert clean_up(runner=runner, output="json")
     output = capsys.readouterr()
     document = json.loads(output.out)
     assert (document["apiVersion"], document["dryRun"], output.err) == ("pykubeproxy/v1", False, "")
-    tables = {(it["backend"], it["family"]): it for it in document["tables"]}
+    tables = {(table["backend"], table["family"]): table for table in document["tables"]}
     assert len(tables) == 4
     done = tables.pop((iptables.backend.value, iptables.family.value))
     assert {"table": "nat", "chain": "KUBE-SERVICES"} in done["chains"]
-    assert {it["chain"] for it in done["jumps"]} >= {"PREROUTING", "OUTPUT", "POSTROUTING"}
+    assert {jump["chain"] for jump in done["jumps"]} >= {"PREROUTING", "OUTPUT", "POSTROUTING"}
     assert done["kept"] == [{"table": "nat", "chain": "KUBE-MARK-MASQ"}]
     assert "-X KUBE-SERVICES" in done["input"]
-    assert all(not (it["jumps"] or it["chains"] or it["input"] or it["error"]) for it in tables.values())
-    assert clean_up(dry_run=True, runner=runner, as_json=True)
+    assert all(
+        not (table["jumps"] or table["chains"] or table["input"] or table["error"])
+        for table in tables.values()
+    )
+    assert clean_up(dry_run=True, runner=runner, output="json")
     again = json.loads(capsys.readouterr().out)
     assert again["dryRun"]
-    assert not any(it["chains"] for it in again["tables"])
+    assert not any(table["chains"] for table in again["tables"])

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy.cli.cleanup import clean_up
-from pykubeproxy.kernel import Backend, Runner, addresses, ipset, leftovers, open_iptables
+from pykubeproxy.kernel import Backend, Runner, leftovers, network, open_iptables
 from pykubeproxy.kernel import runner as runner_module
 from pykubeproxy.objects import Family
 from tests.cases import as_restore_input
-from tests.fakes import ipvs_mode
+from tests.fakes import kube_proxy
 from tests.fakes.process import PROGRAM
 
 pytestmark = pytest.mark.root
@@ -24,10 +24,10 @@ TABLES = ("ip kube-proxy", "ip6 kube-proxy", "inet kube-proxy", "ip mine")
 @pytest.fixture
 def node(inside: str, runner: Runner, backend: Backend) -> Runner:
     """A node with rules of ipvs mode in one backend, and everything else of both modes."""
-    ipvs_mode.create_interface()
+    kube_proxy.create_interface()
     # kube-router has sets with similar names.
-    ipvs_mode.create_ipsets("KUBE-SRC-MYGROUP")
-    open_iptables(backend, Family.IPV4, runner).restore(ipvs_mode.RULES)
+    kube_proxy.create_ipsets("KUBE-SRC-MYGROUP")
+    open_iptables(backend, Family.IPV4, runner).restore(kube_proxy.RULES)
     for table in TABLES:
         assert runner.run(("nft", "add", "table", *table.split())).exit_code == 0
     return runner
@@ -36,8 +36,8 @@ def node(inside: str, runner: Runner, backend: Backend) -> Runner:
 def state(runner: Runner) -> list[object]:
     """Return everything that a cleanup might change."""
     saved = [open_iptables(backend, family, runner).save() for backend in Backend for family in Family]
-    links = [*addresses.interfaces(), *addresses.local_addresses(Family.IPV4)]
-    return [saved, links, ipset.names(), runner.run(("nft", "list", "tables")).stdout]
+    links = [*network.interfaces(), *network.local_addresses(Family.IPV4)]
+    return [saved, links, leftovers.ipset_names(), runner.run(("nft", "list", "tables")).stdout]
 
 
 def test_everything_of_both_modes_is_removed(
@@ -59,8 +59,8 @@ nftables mode:
         "",
     )
     assert not any("KUBE" in key.chain for key in open_iptables(backend, Family.IPV4, node).save().chains)
-    assert [it.name for it in addresses.interfaces() if it.name.startswith("kube")] == []
-    assert ipset.names() == {"KUBE-SRC-MYGROUP"}
+    assert [interface.name for interface in network.interfaces() if interface.name.startswith("kube")] == []
+    assert leftovers.ipset_names() == {"KUBE-SRC-MYGROUP"}
     tables = node.run(("nft", "list", "tables")).stdout
     assert "table inet kube-proxy" in tables
     assert "table ip mine" in tables
@@ -74,19 +74,19 @@ def test_a_dry_run_lists_everything_and_changes_nothing(
     node: Runner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = state(node)
-    assert clean_up(dry_run=True, runner=node, all_modes=True, as_json=True)
+    assert clean_up(dry_run=True, runner=node, all_modes=True, output="json")
     assert state(node) == before
     document = json.loads(capsys.readouterr().out)
-    found = {(it["mode"], it["kind"]): it for it in document["otherModes"]}
-    assert not any(it["error"] or it["kept"] for it in found.values())
-    assert {key: it["names"] for key, it in found.items()} == {
+    found = {(mode["mode"], mode["kind"]): mode for mode in document["otherModes"]}
+    assert not any(mode["error"] or mode["kept"] for mode in found.values())
+    assert {key: mode["names"] for key, mode in found.items()} == {
         ("ipvs", "virtual server"): [],
         ("ipvs", "interface"): ["kube-ipvs0"],
-        ("ipvs", "ipset"): sorted(ipvs_mode.SETS),
+        ("ipvs", "ipset"): sorted(kube_proxy.SETS),
         ("nftables", "table"): ["ip kube-proxy", "ip6 kube-proxy"],
     }
-    assert set(found["ipvs", "interface"]["addresses"]) >= set(ipvs_mode.SERVICE_ADDRESSES)
-    removed = {it["chain"] for tables in document["tables"] for it in tables["chains"]}
+    assert set(found["ipvs", "interface"]["addresses"]) >= set(kube_proxy.SERVICE_ADDRESSES)
+    removed = {chain["chain"] for tables in document["tables"] for chain in tables["chains"]}
     assert removed >= {"KUBE-IPVS-FILTER", "KUBE-LOAD-BALANCER", "KUBE-SERVICES"}
 
 
@@ -96,7 +96,7 @@ def test_without_the_option_other_modes_stay(node: Runner, backend: Backend) -> 
     left = open_iptables(backend, Family.IPV4, node).save().chains
     assert {key.chain for key in left if "KUBE" in key.chain} >= {"KUBE-IPVS-FILTER", "KUBE-LOAD-BALANCER"}
     assert leftovers.has_interface()
-    assert ipset.names() > set(ipvs_mode.SETS)
+    assert leftovers.ipset_names() > set(kube_proxy.SETS)
     assert leftovers.nftables_tables() == (Family.IPV4, Family.IPV6)
 
 
@@ -127,7 +127,7 @@ def test_missing_iptables_does_not_stop_the_others(
     assert "1 interface with 3 addresses removed: kube-ipvs0" in output.out
     assert "2 tables removed" in output.out
     assert "Error: iptables-restore not found on PATH" in output.err
-    assert ipset.names() > {"KUBE-CLUSTER-IP"}
+    assert leftovers.ipset_names() > {"KUBE-CLUSTER-IP"}
 
 
 def test_two_capabilities_are_enough(node: Runner) -> None:
@@ -140,7 +140,7 @@ def test_two_capabilities_are_enough(node: Runner) -> None:
     few = ("setpriv", "--inh-caps=-all", "--bounding-set=-all,+net_admin,+net_raw", *command)
     assert node.run(few)[::2] == (0, "")
     assert not leftovers.has_interface()
-    assert ipset.names() == {"KUBE-SRC-MYGROUP"}
+    assert leftovers.ipset_names() == {"KUBE-SRC-MYGROUP"}
 
 
 def test_rules_of_iptables_mode_are_removed_too(

@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 import pytest
 
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.cli.completion import services
 from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.config import load
@@ -47,9 +48,11 @@ def test_the_networks_of_a_dispatch_tree_are_no_names(
         cluster.apply(Updated(service(name, cluster_ip=f"10.96.0.{number}")))
     tables = FamilyTables(open_iptables(backend, Family.IPV4), 200)
     facts = KernelFacts(nfacct=False)
-    tables.sync(cluster, set(), rule_context(load(None, {}).config, HERE, None, facts, Family.IPV4))
+    tables.sync(cluster, Changes(set()), rule_context(load(None, {}).config, HERE, None, facts, Family.IPV4))
     assert completed("") == sorted(f"ns/{name}" for name in names)
 
 
 def completed(incomplete: str) -> list[str]:
-    return [it.value for it in services(click.Context(dump_rules), dump_rules.params[0], incomplete)]
+    return [
+        service.value for service in services(click.Context(dump_rules), dump_rules.params[0], incomplete)
+    ]

@@ -108,7 +108,7 @@ def test_deleted_service_loses_its_flows(node: UdpNode) -> None:
         pods_of(node, "one", service="other"),
     )
     pod = node.address("one")
-    clients = [node.client(it) for it in (VIP[node.family], OTHER_VIP[node.family], pod)]
+    clients = [node.client(address) for address in (VIP[node.family], OTHER_VIP[node.family], pod)]
     clients.append(node.client(node.node_address(), NODE_PORT))
     assert all(client.reaches("one") for client in clients)
     node.sync(Deleted(Kind.SERVICE, dns(node.family).key))
@@ -125,7 +125,7 @@ def test_other_clients_keep_their_flows(node: UdpNode) -> None:
         pods_of(node, "one", service="other"),
     )
     clients = [node.client(VIP[node.family]) for _ in range(12)]
-    of_one = {it.port for it in clients if it.ask() == "one"}
+    of_one = {client.port for client in clients if client.ask() == "one"}
     other = node.client(OTHER_VIP[node.family])
     assert other.reaches("one")
     assert 0 < len(of_one) < len(clients)
@@ -133,7 +133,7 @@ def test_other_clients_keep_their_flows(node: UdpNode) -> None:
     node.sync(pods_of(node, "two"))
     wait(lambda: len(node.cleaned) == 2)
     left = {int(line.split("sport=")[1].split()[0]) for line in flows(node, VIP[node.family])}
-    assert left == {it.port for it in clients} - of_one
+    assert left == {client.port for client in clients} - of_one
     assert node.cleaned[-1] == len(of_one)
     assert flows(node, OTHER_VIP[node.family])
 

@@ -32,7 +32,7 @@ class Node:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.options = (*OPTIONS, "--iptables-backend", backend.value)
+        self.options: tuple[str, ...] = (*OPTIONS, "--iptables-backend", backend.value)
 
     def diff(self, *arguments: str, objects: str = OBJECTS) -> Result:
         return CliRunner().invoke(diff, ["-f", objects, *self.options, *arguments], catch_exceptions=False)
@@ -50,7 +50,8 @@ class Node:
 
 
 def sentences(result: Result) -> list[str]:
-    return [str(it) for it in json.loads(result.stdout)["messages"]]
+    (node,) = json.loads(result.stdout)["nodes"]
+    return [str(message) for message in node["rules"]["messages"]]
 
 
 def test_diff_before_and_after_an_agent_sync(node: Node) -> None:

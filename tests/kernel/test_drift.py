@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.agent.drift.reader import TableReader
-from pykubeproxy.agent.drift.schedule import DriftSchedule
-from pykubeproxy.agent.sync.report import SyncReport
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.drift import DriftSchedule, TableReader
+from pykubeproxy.agent.report import SyncReport
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import load
 from pykubeproxy.kernel import (
     TABLES,
@@ -23,7 +23,7 @@ from pykubeproxy.kernel import (
     ExternalWrite,
     Runner,
     WatchedTables,
-    netfilter,
+    netlink,
     open_iptables,
     watch_tables,
 )
@@ -109,7 +109,7 @@ class Node:
         rules_context = rule_context(
             load(DOCUMENT, {}).config, NODE, None, KernelFacts(nfacct=False), self.family
         )
-        report = self.tables.sync(self.cluster, touched, rules_context)
+        report = self.tables.sync(self.cluster, Changes(touched), rules_context)
         self.watch.synced(self.family, report.table_counts)
         return report
 
@@ -121,7 +121,7 @@ class Node:
             if write.family is self.family:
                 schedule.external_write(write, 0.0)
         drift_scope = schedule.take(0.0)
-        return bool(drift_scope.tables or drift_scope.chains) and self.tables.detect_drift(drift_scope)
+        return bool((drift_scope.tables or drift_scope.chains) and self.tables.note_drift(drift_scope))
 
     def chains(self, prefix: str, table: str = "nat") -> list[str]:
         return [chain for chain, _ in self.before.of_table(table) if chain.startswith(prefix)]
@@ -132,7 +132,7 @@ class Node:
             pass  # the watch reports all foreign writes first: on legacy, the next poll may see the last ones
         eventually(self.detects_drift)
         report = self.sync()
-        assert not self.tables.detect_drift(scope(TABLES))
+        assert not self.tables.note_drift(scope(TABLES))
         assert self.external_writes == []
         return {drift.table: drift for drift in report.drift.tables}
 
@@ -263,7 +263,7 @@ def test_foreign_rules_and_chains_are_no_drift(node: Node) -> None:
     if node.real.backend is Backend.NFT:
         node.run("", "-t", "nat", "-I", "KUBE-SERVICES", "-j", "RETURN")
         eventually(lambda: node.external_writes)
-        assert [it.chains for it in node.external_writes] == [{ChainKey("nat", "KUBE-SERVICES")}]
+        assert [write.chains for write in node.external_writes] == [{ChainKey("nat", "KUBE-SERVICES")}]
         assert '"ip' in node.external_writes[0].writer
     else:
         eventually(lambda: len(node.external_writes) >= 1)
@@ -279,7 +279,7 @@ def test_a_sync_reports_no_external_write(node: Node, full: bool) -> None:
     node.external_writes.clear()
     node.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "c")))
     if full:
-        node.tables.require_resync()
+        node.tables.work.distrust()
     node.sync(Key("ns", "c"))
     assert node.external_writes == []
 
@@ -297,7 +297,7 @@ def test_a_write_between_read_and_write_of_a_full_sync_is_reported(node: Node) -
             return live
 
     reader, node.tables._reader = node.tables._reader, TableReader(TamperedTables())  # type: ignore[arg-type]
-    node.tables.require_resync()
+    node.tables.work.distrust()
     node.sync()
     node.tables._reader = reader
     assert node.repair() == {"filter": TableDrift("filter", jumps=1)}
@@ -316,7 +316,7 @@ for n in range(10):
     tables.restore(f"*nat\n:KUBE-SVC-{n} - [0:0]\n-A KUBE-SVC-{n} -j RETURN\nCOMMIT\n")
 print(len(writes), flush=True)
 sys.stdin.readline()
-print(*(f"{sorted(it.chains)} {it.writer}" for it in writes))
+print(*(f"{sorted(write.chains)} {write.writer}" for write in writes))
 """
 
 
@@ -368,7 +368,7 @@ def test_a_watch_that_failed_after_our_own_write_reports_others(
 
     with pytest.raises(OSError, match="No buffer space"), node.watch.own_writes(node.family) as note:
         note("#" * (1 << 18) + "#")
-        monkeypatch.setattr(netfilter, "request", fail)
+        monkeypatch.setattr(netlink, "netfilter_request", fail)
     monkeypatch.undo()
     assert node.external_writes == [ExternalWrite.anywhere(family) for family in Family]
     node.external_writes.clear()
@@ -417,11 +417,11 @@ def test_a_native_nft_rule_in_a_built_in_chain_is_kept(node: Node) -> None:
     node.run("", "-t", "nat", "-D", "KUBE-SERVICES", "1")
     node.run("", "-t", "filter", "-F", "KUBE-FORWARD")
     eventually(node.detects_drift)
-    repair = {it.table: it for it in node.sync().drift.tables}
+    repair = {table.table: table for table in node.sync().drift.tables}
     assert repair["nat"] == TableDrift("nat", jumps=1, rules=1)
     assert repair.keys() == {"nat", "filter"}
-    assert not node.tables.detect_drift(scope())
-    node.tables.require_resync()
+    assert not node.tables.note_drift(scope())
+    node.tables.work.distrust()
     node.sync()
     listed = node.runner.run(("nft", "list", "chain", family, "nat", "PREROUTING")).stdout
     assert (listed.count("numgen"), listed.count("jump KUBE-SERVICES")) == (1, 1)
@@ -454,8 +454,8 @@ def test_irrelevant_changes_are_not_reported(node: Node) -> None:
     node.run("", "-t", "nat", "-Z", "KUBE-SERVICES")
     node.run("", "-t", "nat", "-D", "KUBE-SERVICES", "1")
     eventually(lambda: node.external_writes)
-    assert [(it.tables, it.chains) for it in node.external_writes] == [
-        (frozenset(), {ChainKey("nat", "KUBE-SERVICES")})
+    assert [(write.tables, write.chains) for write in node.external_writes] == [
+        (frozenset[str](), frozenset({ChainKey("nat", "KUBE-SERVICES")}))
     ]
 
 
@@ -479,7 +479,7 @@ def test_a_rule_replaced_by_one_of_equal_size_is_repaired(node: Node) -> None:
         "1",
         *["-m", "mark", "!", "--mark", "0x8000/0x8000", "-j", "RETURN"],
     )
-    assert node.tables.detect_drift(scope())
+    assert node.tables.note_drift(scope())
     assert node.sync().drift.tables == (TableDrift("nat", rules=1, foreign_rules=1),)
     assert node.is_unchanged()
 

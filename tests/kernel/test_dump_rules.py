@@ -10,9 +10,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from pykubeproxy.cli import running_agent
 from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
+from pykubeproxy.nodes import agent as running_agent
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey, Count
 from tests.cases import expected, load_case
@@ -70,7 +70,7 @@ def test_json_and_yaml_are_equal(inside: str, backend: Backend, runner: Runner) 
     assert result.exit_code == 0
     found = json.loads(result.stdout)
     assert yaml.safe_load(dumped("ns1/web", "-o", "yaml").stdout) == found
-    (service,) = found["services"]
+    (service,) = found["nodes"][0]["services"]
     assert (service["namespace"], service["name"], service["port"]) == ("ns1", "web", "http")
     assert (service["family"], service["policy"]) == ("IPv4", "Cluster")
     counted = [(e["share"], e["packets"], e["bytes"]) for e in service["endpoints"]]
@@ -93,10 +93,10 @@ def test_both_families_are_shown_by_default(inside: str, backend: Backend, runne
     ]
 
 
-def test_iptables_output_has_iptables_save_format(inside: str, backend: Backend, runner: Runner) -> None:
+def test_rules_output_has_iptables_save_format(inside: str, backend: Backend, runner: Runner) -> None:
     iptables = open_iptables(backend, Family.IPV4, runner)
     write_rules(iptables, "lb-source-ranges")
-    lines = dumped("web", "-o", "iptables").stdout.splitlines()
+    lines = dumped("web", "-o", "rules").stdout.splitlines()
     saved = runner.run((iptables.tools.save,)).stdout.splitlines()
     assert lines[0] == "# IPv4"
     rules = [line for line in lines if line.startswith("-A")]
@@ -118,7 +118,7 @@ def test_an_unknown_service_is_an_error(inside: str, iptables: Iptables) -> None
 def test_empty_tables_are_shown_and_not_created(inside: str, backend: Backend, runner: Runner) -> None:
     result = dumped("-o", "json", "--iptables-backend", backend.value)
     assert result.exit_code == 0
-    assert json.loads(result.stdout)["services"] == []
+    assert json.loads(result.stdout)["nodes"][0]["services"] == []
     assert "no rules for services" in result.stderr
     assert not any(open_iptables(Backend.LEGACY, family, runner).legacy_tables() for family in Family)
 
@@ -172,13 +172,15 @@ def test_watch_rejects_json(inside: str) -> None:
 
 
 def test_rules_in_both_backends_cause_a_note(inside: str, iptables: Iptables) -> None:
-    """The output is about one of them; the note is on standard error."""
+    """The output is about one of them; the note is among its remarks and on standard error."""
     other = Backend.LEGACY if iptables.backend is Backend.NFT else Backend.NFT
     write_rules(iptables, "clusterip-one")
     alone = dumped("-o", "json", "--iptables-backend", iptables.backend.value)
     open_iptables(other, Family.IPV4).restore("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")
     both = dumped("-o", "json", "--iptables-backend", iptables.backend.value)
-    assert both.stdout == alone.stdout
+    (shown_alone,), (shown_both,) = (json.loads(it.stdout)["nodes"] for it in (alone, both))
+    assert shown_both["services"] == shown_alone["services"]
+    assert (len(shown_both["remarks"]), shown_alone["remarks"]) == (1, [])
     assert "packets meet both" not in alone.stderr
     assert f"The {other.value} tables have service-proxy rules too" in both.stderr
 

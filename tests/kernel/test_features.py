@@ -1,5 +1,6 @@
-"""Probe the features of kernel and iptables."""
+"""Probe the features of kernel and iptables, and test them in a temporary network namespace."""
 
+import fcntl
 import json
 import sys
 from pathlib import Path
@@ -15,11 +16,14 @@ from pykubeproxy.kernel import (
     features,
     has_nat,
     ipv6_disabled,
+    network,
+    open_iptables,
     probe_features,
     system,
     unsupported_reason,
 )
-from pykubeproxy.kernel.features import kernel_has
+from pykubeproxy.kernel.features import Feature, MissingFeature, Trial, kernel_has, try_features
+from pykubeproxy.kernel.system import run_in_new_namespace
 from pykubeproxy.objects import Family
 
 pytestmark = pytest.mark.root
@@ -34,7 +38,8 @@ print(json.dumps([found.random_fully, found.nfacct, found.sctp, found.absent]))
 
 
 def test_complete_kernel(iptables: Iptables, inside: str) -> None:
-    """Everything is available, and probing leaves no table behind."""
+    """Everything is available, and neither probing nor trying leaves a table behind."""
+    assert try_features(open_iptables(iptables.backend, iptables.family)) == Trial(())
     found = probe_features(iptables).require()
     assert (found.random_fully, found.nfacct, found.sctp, found.absent) == (True, True, True, ())
     assert unsupported_reason(iptables.backend, iptables.family) == ""
@@ -113,3 +118,77 @@ def test_probing_needs_cap_net_admin_only(
     else:
         assert "CAP_NET_ADMIN" in outcome.stderr.splitlines()[-1]
         assert NotPermitted.__name__ in outcome.stderr.splitlines()[-1]
+
+
+def here() -> str:
+    """The network namespace of this thread."""
+    return str(Path("/proc/thread-self/ns/net").readlink())
+
+
+def test_runs_in_a_new_namespace() -> None:
+    """The work sees none of this namespace's interfaces; the caller stays in its own."""
+
+    def look() -> tuple[str, list[str]]:
+        return here(), [interface.name for interface in network.interfaces()]
+
+    before = here()
+    there, present = run_in_new_namespace(look)
+    assert there != before
+    assert "eth0" not in present
+    assert here() == before
+
+
+def test_exceptions_reach_the_caller(inside: str) -> None:
+    """An exception of the work is raised in the caller."""
+    with pytest.raises(ZeroDivisionError):
+        run_in_new_namespace(lambda: 1 // 0)
+
+
+def test_ignores_the_xtables_lock(inside: str, tmp_path: Path) -> None:
+    """A held lock does not delay the test, and no lock file is created."""
+    lock = tmp_path / "lock"
+    iptables = open_iptables(Backend.LEGACY, Family.IPV4, Runner((), {"XTABLES_LOCKFILE": str(lock)}))
+    assert try_features(iptables) == Trial(())
+    assert not lock.exists()
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert try_features(iptables) == Trial(())
+
+
+def test_names_the_missing_features(
+    backend: Backend, family: Family, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each missing feature has a reason; the others are not listed."""
+    nonsense = (
+        Feature("match nonsense", "xt_nonsense", "-m nonsense -j RETURN"),
+        Feature("match helper", "xt_helper", "-m helper --helper nothing --nonsense", required=False),
+    )
+    monkeypatch.setattr(features, "FEATURES", (nonsense[0], *features.FEATURES, nonsense[1]))
+    found = try_features(open_iptables(backend, family))
+    assert [(lack.name, lack.required) for lack in found.missing] == [
+        ("match nonsense", True),
+        ("match helper", False),
+    ]
+    assert all(lack.reason for lack in found.missing)
+    assert found.untested == ""
+
+
+def test_missing_counter_explains_nfacct(inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If counters cannot be created, that is the reason, not the iptables error."""
+    monkeypatch.setattr(features.nfacct, "ensure", lambda _: "no counters")
+    found = try_features(open_iptables(Backend.NFT, Family.IPV4))
+    assert found.missing == (
+        MissingFeature("match nfacct", "xt_nfacct and nfnetlink_acct", "no counters", required=False),
+    )
+
+
+def test_without_namespaces_it_probes(
+    iptables: Iptables, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If no namespace can be created, kernel and tools are probed, and the reason is returned."""
+
+    def refuse(_: object) -> Trial:
+        raise NotPermitted("cannot create a network namespace", "Operation not permitted", "CAP_SYS_ADMIN")
+
+    monkeypatch.setattr(features, "run_in_new_namespace", refuse)
+    assert try_features(iptables) == Trial((), untested="Operation not permitted")

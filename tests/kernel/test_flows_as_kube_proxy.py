@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Runner
 from pykubeproxy.objects import (
@@ -75,7 +76,7 @@ class Node:
         self._touched = set().union(*(self._cluster.apply(event) for event in events))
 
     def sync(self) -> None:
-        report = self._tables.sync(self._cluster, self._touched, self._terms)
+        report = self._tables.sync(self._cluster, Changes(self._touched), self._terms)
         self._cleaner.synced(report, self._addresses)
         self._cleaner.clean()
 
@@ -92,10 +93,14 @@ def _events(name: str, fields: dict[str, Any]) -> list[Event]:
         load_balancer_ips=tuple(fields.get("loadBalancerIPs", ())),
         external_local=fields.get("local", False),
     )
-    endpoints = [{"address": it} if isinstance(it, str) else it for it in fields["endpoints"] or ()]
+    endpoints = [
+        {"address": given} if isinstance(given, str) else given for given in fields["endpoints"] or ()
+    ]
     ends = (
-        endpoint(**{"node_name": it.get("node", "node1"), **{key: it[key] for key in it if key != "node"}})
-        for it in endpoints
+        endpoint(
+            **{"node_name": given.get("node", "node1"), **{key: given[key] for key in given if key != "node"}}
+        )
+        for given in endpoints
     )
     port = EndpointPort("dns", Protocol.UDP, fields.get("targetPort", 5353))
     slice_ = slice_of(*ends, service=name, name=name, ports=(port,))
@@ -109,12 +114,12 @@ def _events(name: str, fields: dict[str, Any]) -> list[Event]:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("case", [pytest.param(it, id=it["case"]) for it in DATA["cases"]])
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["case"]) for case in DATA["cases"]])
 def test_deletes_these_flows(case: dict[str, Any], inside: str, runner: Runner) -> None:
     """All others stay."""
     for command in NODE.strip().splitlines():
         assert runner.run(command.split()).exit_code == 0, command
-    flows = [(FLOW.fullmatch(text), who) for text, who in case["flows"].items()]
+    flows: list[tuple[Any, str]] = [(FLOW.fullmatch(text), who) for text, who in case["flows"].items()]
     family = family_of(flows[0][0][2])
     node = Node(case, family)
     node.change(case["before"])
@@ -136,6 +141,7 @@ def test_deletes_these_flows(case: dict[str, Any], inside: str, runner: Runner) 
 def test_differences_are_documented() -> None:
     """Each flow that only one program deletes belongs to a row of the page."""
     page = (ROOT / "docs/differences.md").read_text()
-    assert [it for it in DATA["differences"].values() if it not in page] == []
-    named = {WHO.fullmatch(who)[1] for case in DATA["cases"] for who in case["flows"].values()} - {None}
+    assert [difference for difference in DATA["differences"].values() if difference not in page] == []
+    marks = [WHO.fullmatch(who) for case in DATA["cases"] for who in case["flows"].values()]
+    named = {mark[1] for mark in marks if mark and mark[1]}
     assert named == set(DATA["differences"])

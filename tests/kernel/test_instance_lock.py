@@ -13,7 +13,7 @@ import pytest
 from pyroute2 import netns
 
 from pykubeproxy.kernel import AlreadyRunning, InstanceLock, KernelError, instance_lock
-from pykubeproxy.kernel.processes import lockers
+from pykubeproxy.kernel.system import lockers
 from tests.fakes.follower import eventually
 
 pytestmark = pytest.mark.root
@@ -173,7 +173,11 @@ def test_a_waiting_process_gets_the_lock_when_the_holder_is_killed(inside: str) 
         first.kill()
         first.wait()
         eventually(lambda: instance_lock.lock_holder().split(" (")[0] != "in another container", 5)
-        (new,) = (it for it in (second, third) if f"process {it.pid} (" in instance_lock.lock_holder())
+        (new,) = (
+            waiting
+            for waiting in (second, third)
+            if f"process {waiting.pid} (" in instance_lock.lock_holder()
+        )
         assert line(new) == "held"
         new.kill()
         assert line(third if new is second else second) == "held"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from pyroute2 import IPVS, IPRoute, IPVSService
 
-from pykubeproxy.kernel import ipvs, ipvs_mode, leftovers
-from pykubeproxy.kernel.ipvs_mode import VirtualServer
+from pykubeproxy.kernel import leftovers
+from pykubeproxy.kernel.leftovers import VirtualServer
 from pykubeproxy.objects import Family
-from tests.fakes.ipvs_mode import create_interface, create_ipsets
+from tests.fakes.kube_proxy import create_interface, create_ipsets
 
 # As Linux 6.1 prints it.
 TEXT = """\
@@ -55,9 +55,9 @@ def servers(inside: str) -> Iterator[None]:
 
 def test_virtual_servers_are_read(tmp_path: Path) -> None:
     """Real servers and firewall marks do not count; without IPVS there are none."""
-    assert ipvs.virtual_servers(tmp_path / "none") == ()
+    assert leftovers.ipvs_servers(tmp_path / "none") == ()
     (tmp_path / "ip_vs").write_text(TEXT)
-    found = ipvs.virtual_servers(tmp_path / "ip_vs")
+    found = leftovers.ipvs_servers(tmp_path / "ip_vs")
     assert [str(server) for server in found] == [
         "SCTP 10.96.0.11:80",
         "TCP 10.96.0.1:443",
@@ -70,13 +70,13 @@ def test_virtual_servers_of_kube_proxy_have_its_addresses_and_node_ports() -> No
     """Others belong to other programs, such as keepalived."""
     bound = {"10.96.0.1", "10.96.0.10", "fd00:96::1"}
     node_ports = {(Family.IPV4, "TCP", 30080)}
-    assert all(ipvs_mode.is_from_kube_proxy(server, bound, node_ports) for server in CREATED)
-    assert not any(ipvs_mode.is_from_kube_proxy(server, bound, node_ports) for server in OF_KEEPALIVED)
+    assert all(leftovers.is_from_kube_proxy(server, bound, node_ports) for server in CREATED)
+    assert not any(leftovers.is_from_kube_proxy(server, bound, node_ports) for server in OF_KEEPALIVED)
 
 
 def test_ipset_names_fit_the_kernels_limit() -> None:
     """kube-proxy truncates them; IPv6 ones have a prefix of their own."""
-    names = ipvs_mode.set_names()
+    names = leftovers.set_names()
     assert len(names) == 34
     assert max(map(len, names)) == 31
     assert names >= {"KUBE-CLUSTER-IP", "KUBE-6-LOAD-BALANCER-SOURCE-CID", "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"}
@@ -89,7 +89,7 @@ def test_only_virtual_servers_of_kube_proxy_are_removed(servers: None) -> None:
     create_ipsets()
     dry = leftovers.remove_virtual_servers(dry_run=True)
     assert (dry.names, dry.failure) == (tuple(map(str, CREATED)), "")
-    assert len(ipvs.virtual_servers()) == len(CREATED) + len(OF_KEEPALIVED)
+    assert len(leftovers.ipvs_servers()) == len(CREATED) + len(OF_KEEPALIVED)
     assert leftovers.remove_virtual_servers() == dry
-    assert ipvs.virtual_servers() == OF_KEEPALIVED
+    assert leftovers.ipvs_servers() == OF_KEEPALIVED
     assert leftovers.remove_virtual_servers().names == ()

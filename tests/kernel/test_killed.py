@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pykubeproxy.agent.quarantine import quarantine
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent import quarantine
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Iptables, Runner, Tables, open_iptables
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
@@ -69,9 +70,9 @@ def sync_forever(tables: Tables, limit: int | None, cluster: Cluster, rng: rando
             for event in random_change(rng, rng.randrange(SERVICES))
             for key in cluster.apply(event)
         }
-        family_tables.sync(cluster, changed, CONTEXT)
+        family_tables.sync(cluster, Changes(changed), CONTEXT)
         if rng.random() < 0.2:
-            family_tables.require_resync()
+            family_tables.work.distrust()
 
 
 def kill_after(seconds: float, work: Callable[[], None]) -> None:
@@ -110,20 +111,20 @@ def test_one_sync_recovers_from_killed_agents(backend: Backend, namespace: str, 
             worker = random.Random(rng.random())
             kill_after(
                 rng.uniform(0.01, 0.25),
-                lambda worker=worker: sync_forever(iptables, limit, cluster, worker),
+                lambda: sync_forever(iptables, limit, cluster, worker),
             )
             # Wait for commands of the killed agent.
             eventually(
                 lambda: not subprocess.run(["ip", "netns", "pids", namespace], capture_output=True).stdout
             )
         fresh = FakeIptables(backend)
-        FamilyTables(fresh, None).sync(cluster, (), CONTEXT)
+        FamilyTables(fresh, None).sync(cluster, Changes(), CONTEXT)
         successor = FamilyTables(iptables, limit)
-        report = successor.sync(cluster, (), CONTEXT)
+        report = successor.sync(cluster, Changes(), CONTEXT)
         assert ours(iptables) == ours(fresh)
-        assert [it.name for it in report.quarantined] in ([], ["svc7"])
-        successor.require_resync()
-        assert not successor.sync(cluster, (), CONTEXT).wrote
+        assert [quarantined.name for quarantined in report.quarantined] in ([], ["svc7"])
+        successor.work.distrust()
+        assert not successor.sync(cluster, Changes(), CONTEXT).wrote
 
 
 @pytest.mark.parametrize("backend", [Backend.NFT, Backend.LEGACY], ids=lambda backend: backend.value)

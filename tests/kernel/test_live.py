@@ -2,11 +2,12 @@
 
 import pytest
 
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import load
 from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS, listing
-from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.inspect.targets import ServiceFilter
 from pykubeproxy.kernel import (
     Backend,
     Failed,
@@ -65,7 +66,7 @@ def many(inside: str, iptables: Iptables) -> Iptables:
     cluster.apply(Listed(Kind.ENDPOINT_SLICE, slices))
     on = rule_context(load(None, {}).config, "node1", None, KernelFacts(nfacct=False), iptables.family)
     limit = NFT_CHAINS_PER_BLOCK if iptables.backend is Backend.NFT else None
-    FamilyTables(iptables, limit).sync(cluster, (), on)
+    FamilyTables(iptables, limit).sync(cluster, Changes(), on)
     return iptables
 
 
@@ -128,7 +129,7 @@ def test_part_takes_few_commands(many: Iptables) -> None:
 
 def test_unknown_name(many: Iptables) -> None:
     """The part is empty, or None if there are rules without a comment."""
-    nothing = None if many.backend is Backend.LEGACY else (Ruleset(many.family, {}), {})
+    nothing: object = None if many.backend is Backend.LEGACY else (Ruleset(many.family, {}), {})
     assert live_ruleset_about(many, "ns/nobody", SHARED, OTHER_CHAINS) == nothing
     silent = "*nat\n:KUBE-SVC-SILENT - [0:0]\n-A KUBE-SERVICES -p tcp -j KUBE-SVC-SILENT\n"
     many.restore(f"{silent}-A KUBE-SVC-SILENT -j RETURN\nCOMMIT\n")

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Iptables, nfacct
 from pykubeproxy.objects import Family, Kind, Updated, decode
@@ -64,7 +65,7 @@ def test_longest_names_read_back(iptables: Iptables, inside: str, dispatch: str)
         cluster.apply(Updated(decode(kind, msgspec.json.encode(it))))
     config = msgspec.structs.replace(CONFIG, dispatch=load(None, {"dispatch": dispatch}).config.dispatch)
     on = rule_context(config, NODE, None, KernelFacts(), family)
-    FamilyTables(iptables, 200).sync(cluster, (), on)
+    FamilyTables(iptables, 200).sync(cluster, Changes(), on)
     live, rendered = iptables.save().chains, render(cluster, on).chains
     assert {key: live[key] for key in rendered} == rendered
     assert max(len(rule) for rules in rendered.values() for rule in rules) > 255

@@ -5,16 +5,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from pykubeproxy.agent.sync.tables import FamilyTables
-from pykubeproxy.agent.sync.write import SyncFailed
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
+from pykubeproxy.agent.write import SyncFailed
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Iptables
 from pykubeproxy.kernel.restore import RestoreSession
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Updated
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.names import endpoint_chain
-from pykubeproxy.rules.restore_text import Chain, block, write_chains
 from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.rules.text import Chain, block, write_chains
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
 from tests.objects import service, slice_of
@@ -66,7 +67,7 @@ def test_an_unused_chain_that_another_proxy_refers_to_keeps_its_rules(iptables: 
         address = f"10.96.0.{number}" if ipv4 else f"fd00:96::{number}"
         cluster.apply(Updated(service(f"s{number}", cluster_ip=address)))
         cluster.apply(Updated(slice_of(endpoint, service=f"s{number}")))
-    agent.sync(cluster, (), context)
+    agent.sync(cluster, Changes(), context)
     port = PortName("ns", "s3", "http", "TCP")
     used = ChainKey("nat", endpoint_chain(port, f"{endpoint}:8080" if ipv4 else f"[{endpoint}]:8080"))
     before = iptables.save().chains[used]
@@ -80,7 +81,7 @@ def test_an_unused_chain_that_another_proxy_refers_to_keeps_its_rules(iptables: 
         block("nat", write_chains([Chain(FOREIGN, (f"-j {used.chain}",))]))
     )
     with pytest.raises(SyncFailed):
-        agent.sync(cluster, gone, context)
+        agent.sync(cluster, Changes(gone), context)
     assert iptables.save().chains[used] == before
-    agent.sync(cluster, (), context)
+    agent.sync(cluster, Changes(), context)
     assert iptables.save().chains.keys().isdisjoint({used, FOREIGN})

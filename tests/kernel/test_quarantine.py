@@ -4,17 +4,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from pykubeproxy.agent.quarantine import quarantine
-from pykubeproxy.agent.sync.report import SyncReport
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent import quarantine
+from pykubeproxy.agent.report import SyncReport
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Iptables, Runner, Tables
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.rules.service import Entries, PortRules, port_rules, reject_rules
+from pykubeproxy.rules.ruleset import ChainKey, Entries
+from pykubeproxy.rules.service import PortRules, port_rules, reject_rules
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName, ServicePort
 from pykubeproxy.services.selection import Selection
@@ -67,17 +68,21 @@ class SyncedTables:
 
     def sync(self, *events: Event) -> SyncReport:
         touched = {key for event in events for key in self.cluster.apply(event)}
-        due = [it.port_name for it in self.tables.quarantined() if it.port_name.service_key in touched]
-        report = self.tables.sync(self.cluster, touched, self.rules_context)
+        due = [
+            quarantined.port_name
+            for quarantined in self.tables.quarantined()
+            if quarantined.port_name.service_key in touched
+        ]
+        report = self.tables.sync(self.cluster, Changes(touched), self.rules_context)
         return self.retry(due) or report
 
     def retry_all(self) -> SyncReport | None:
-        return self.retry([it.port_name for it in self.tables.quarantined()])
+        return self.retry([quarantined.port_name for quarantined in self.tables.quarantined()])
 
     def retry(self, ports: Sequence[PortName]) -> SyncReport | None:
         """Try quarantined ports again, and return the sync that serves those that iptables accepts."""
         if self.tables.retry_quarantined(self.cluster, ports).accepted:
-            return self.tables.sync(self.cluster, (), self.rules_context)
+            return self.tables.sync(self.cluster, Changes(), self.rules_context)
         return None
 
     def saved(self) -> dict[ChainKey, tuple[str, ...]]:
@@ -108,7 +113,7 @@ def pair(name: str, number: int, *endpoints: str) -> tuple[Event, Event]:
 
 
 def quarantined(report: SyncReport) -> list[str]:
-    return [it.name for it in report.quarantined]
+    return [quarantined.name for quarantined in report.quarantined]
 
 
 @pytest.mark.parametrize("kind", ["bad-chain", "bad-entry"])
@@ -138,8 +143,10 @@ def test_quarantined_services_come_and_go(synced: SyncedTables) -> None:
         Updated(slice_of(service="bad-chain0")), Deleted(Kind.SERVICE, Key("ns", "bad-chain1"))
     )
     assert quarantined(report) == ["bad-chain2", "bad-chain3", "bad-chain4", "bad-entry"]
-    assert any("ns/bad-chain0:http has no endpoints" in it for it in synced.saved()[skeleton.FILTER_SERVICES])
-    assert not any("bad-chain1" in it for rules in synced.saved().values() for it in rules)
+    assert any(
+        "ns/bad-chain0:http has no endpoints" in rule for rule in synced.saved()[skeleton.FILTER_SERVICES]
+    )
+    assert not any("bad-chain1" in rule for rules in synced.saved().values() for rule in rules)
     assert is_stable(synced)
 
 
@@ -182,7 +189,9 @@ def test_quarantined_services_are_retried(synced: SyncedTables, monkeypatch: pyt
 def test_a_service_with_rejected_reject_rules_gets_a_comment_only(synced: SyncedTables) -> None:
     """The comment names it; its packets are not handled."""
     report = synced.sync(*pair("good", 1), *pair("bad-entry-wholly", 2))
-    assert [(it.name, it.rejects_clients) for it in report.quarantined] == [("bad-entry-wholly", False)]
+    assert [(quarantined.name, quarantined.rejects_clients) for quarantined in report.quarantined] == [
+        ("bad-entry-wholly", False)
+    ]
     assert synced.saved()[skeleton.FILTER_SERVICES] == (
         '-d 10.96.1.2/32 -p tcp -m comment --comment "ns/bad-entry-wholly:http port 80 is quarantined"',
     )
@@ -230,7 +239,7 @@ def test_bisection_leaves_no_rules(synced: SyncedTables) -> None:
 
 def is_stable(synced: SyncedTables) -> bool:
     """Return whether a full sync leaves the tables unchanged."""
-    synced.tables.require_resync()
+    synced.tables.work.distrust()
     before = synced.saved()
     synced.retry_all()
     synced.sync()

@@ -7,8 +7,8 @@ import pytest
 
 from pykubeproxy.kernel import Iptables, nfacct
 from pykubeproxy.objects import Family
+from pykubeproxy.rules.iptables_save import canonical
 from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.rules.saved import canonical
 
 COUNTERS = ("ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts")
 

@@ -6,8 +6,8 @@ import pytest
 
 from pykubeproxy.kernel import Failed, NotPermitted, Rejected
 from pykubeproxy.kernel.errors import LockHeld
-from pykubeproxy.kernel.processes import lockers
-from pykubeproxy.kernel.rejection import Input, explain
+from pykubeproxy.kernel.restore import Input, explain
+from pykubeproxy.kernel.system import lockers
 
 TEXT = "*nat\n:A - [0:0]\n-A A -j B\n-A A -m nope -j ACCEPT\n-A A -j ACCEPT\nCOMMIT\n"
 

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.kernel import Backend, Failed, Missing, Runner
+from pykubeproxy.kernel import Failed, Missing, Runner
 from pykubeproxy.kernel.errors import NotStarted, TimedOut
 from pykubeproxy.kernel.restore import IptablesSession
-from pykubeproxy.kernel.runner import Outcome
-from pykubeproxy.kernel.tools import Tools
-from pykubeproxy.objects import Family
+from pykubeproxy.kernel.runner import CommandResult
 
 
 def ends(pid: int, seconds: float = 5) -> bool:
@@ -29,7 +27,7 @@ def ends(pid: int, seconds: float = 5) -> bool:
     return False
 
 
-def run_with_pieces(command: Sequence[str], pieces: Iterable[str], seconds: float = 10) -> Outcome:
+def run_with_pieces(command: Sequence[str], pieces: Iterable[str], seconds: float = 10) -> CommandResult:
     """Write pieces to a command, each created after the previous one is written; return its outcome."""
     with Runner().start(command, seconds) as running:
         for piece in pieces:
@@ -86,8 +84,8 @@ def test_a_restore_that_stops_reading_fails(tmp_path: Path, pieces: int) -> None
     command = tmp_path / "restore"
     command.write_text("#!/bin/sh\nexit 0\n")
     command.chmod(0o755)
-    tools = Tools(Backend.NFT, Family.IPV4, "", "", str(command), (1, 8, 9))
-    with pytest.raises(Failed, match="stopped reading"), IptablesSession(tools, Runner(), 10) as session:
+    session = IptablesSession(str(command), (), Runner(), 10)
+    with pytest.raises(Failed, match="stopped reading"), session:
         for _ in range(pieces):
             session.write("x" * 3_000_000)
 

@@ -1,13 +1,15 @@
-"""Read and write kernel settings."""
+"""Kernel settings, limits, processes, listeners and capabilities."""
 
+import os
 import resource
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pykubeproxy.kernel import system
+from pykubeproxy.kernel import Runner, network, system
 
 
 @pytest.mark.root
@@ -56,3 +58,51 @@ def test_invalid_value(inside: str) -> None:
     """A value that the kernel rejects raises with its reason."""
     with pytest.raises(system.SettingError, match="Invalid argument"):
         system.write_setting("net/ipv4/conf/all/route_localnet", "many")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_listeners(inside: str, runner: Runner, host: str) -> None:
+    """Listeners of both families are found; connected sockets are not."""
+    runner.run(("ip", "link", "set", "lo", "up"))
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=kind) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection((host, port)) as client:
+            other = client.getsockname()[1]
+            (found,) = system.listeners([port, other])
+        assert found.port == port
+        assert found.process is not None
+        assert found.process.pid == os.getpid()
+    assert system.listeners([port]) == ()
+
+
+def test_process_by_pid() -> None:
+    """A process has its pid and command line."""
+    found = system.process(os.getpid())
+    assert found is not None
+    assert found.arguments == tuple(Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0"))
+    assert system.process(2**22 + 1) is None
+
+
+@pytest.mark.root
+def test_interfaces(inside: str, runner: Runner) -> None:
+    """An interface has a name and a kind."""
+    runner.run(("ip", "link", "add", "name", "cni0", "type", "bridge"))
+    found = {interface.name: interface.kind for interface in network.interfaces()}
+    assert (found["lo"], found["cni0"]) == ("", "bridge")
+
+
+@pytest.mark.parametrize(
+    ("mask", "names"),
+    [
+        ("0000000000000000", set()),
+        ("0000000000003000", {"CAP_NET_ADMIN", "CAP_NET_RAW"}),
+        ("000001ffffffffff", {"CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_SYS_ADMIN"}),
+    ],
+)
+def test_effective_capabilities(tmp_path: Path, mask: str, names: set[str]) -> None:
+    """Effective capabilities count, permitted ones do not."""
+    status = tmp_path / "status"
+    status.write_text(f"Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t{mask}\nCapBnd:\t000001ffffffffff\n")
+    assert system.capabilities(status) == names

@@ -1,5 +1,6 @@
 """Find the iptables commands of a backend."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ NFT, LEGACY, OLD = "iptables v1.8.9 (nf_tables)", "iptables v1.8.9 (legacy)", "i
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Runner]:
     """A machine on which only the commands given exist; each prints a version and nothing else."""
     monkeypatch.setattr(runner_module, "_SYSTEM_FOLDERS", ())
 
@@ -35,7 +36,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return installed
 
 
-def test_commands_named_for_the_backend_come_first(install) -> None:
+def test_commands_named_for_the_backend_come_first(install: Callable[..., Runner]) -> None:
     """The plain commands are not used if iptables-nft-* or iptables-legacy-* exist."""
     runner = install(iptables=NFT, iptables_nft=NFT, iptables_legacy=LEGACY)
     legacy = open_iptables(Backend.LEGACY, Family.IPV4, runner)
@@ -49,7 +50,7 @@ def test_commands_named_for_the_backend_come_first(install) -> None:
     [(NFT, Backend.NFT, (1, 8, 9)), (LEGACY, Backend.LEGACY, (1, 8, 9)), (OLD, Backend.LEGACY, (1, 6, 1))],
 )
 def test_only_plain_commands(
-    install, version_line: str, backend: Backend, version: tuple[int, int, int]
+    install: Callable[..., Runner], version_line: str, backend: Backend, version: tuple[int, int, int]
 ) -> None:
     """Plain commands serve their own backend, and `auto` chooses it."""
     runner = install(iptables=version_line, ip6tables=version_line)
@@ -58,7 +59,7 @@ def test_only_plain_commands(
     assert choose_backend("auto", runner) is backend
 
 
-def test_plain_commands_of_the_other_backend(install) -> None:
+def test_plain_commands_of_the_other_backend(install: Callable[..., Runner]) -> None:
     """They are not used for a backend they do not support."""
     runner = install(iptables=LEGACY)
     with pytest.raises(Missing, match=r"iptables-nft-restore not found .* install the package iptables"):
@@ -68,7 +69,7 @@ def test_plain_commands_of_the_other_backend(install) -> None:
 
 
 @pytest.mark.parametrize(("stem", "lacking"), [("iptables", Family.IPV6), ("ip6tables", Family.IPV4)])
-def test_commands_of_one_family_suffice(install, stem: str, lacking: Family) -> None:
+def test_commands_of_one_family_suffice(install: Callable[..., Runner], stem: str, lacking: Family) -> None:
     """The other family is not supported."""
     runner = install(**{stem: NFT})
     assert choose_backend("nft", runner) is choose_backend("auto", runner) is Backend.NFT
@@ -76,7 +77,7 @@ def test_commands_of_one_family_suffice(install, stem: str, lacking: Family) -> 
     assert unsupported_reason(Backend.NFT, lacking, runner).startswith(f"{missing}-nft-restore not found")
 
 
-def test_nothing_installed(install) -> None:
+def test_nothing_installed(install: Callable[..., Runner]) -> None:
     """The error names the package to install."""
     with pytest.raises(Missing, match="install the package iptables"):
         choose_backend("auto", install())
@@ -89,7 +90,7 @@ def test_system_directories_are_searched() -> None:
     assert open_iptables(Backend.NFT, Family.IPV4, runner).tools.version > (1, 8, 0)
 
 
-def test_invalid_save_output(install, tmp_path: Path) -> None:
+def test_invalid_save_output(install: Callable[..., Runner], tmp_path: Path) -> None:
     """Output that is no ruleset raises; it is not an empty table."""
     runner = install(iptables=NFT)
     (tmp_path / "iptables-save").write_text("#!/bin/sh\necho '*nat'; echo 'Segmentation fault'\n")
@@ -97,7 +98,7 @@ def test_invalid_save_output(install, tmp_path: Path) -> None:
         open_iptables(Backend.NFT, Family.IPV4, runner).save()
 
 
-def test_incompatible_table(install, tmp_path: Path) -> None:
+def test_incompatible_table(install: Callable[..., Runner], tmp_path: Path) -> None:
     """A table that iptables-nft-save leaves out as incompatible is not taken for empty."""
     runner = install(iptables=NFT)
     remark = "# Table \\`nat' is incompatible, use 'nft' tool."

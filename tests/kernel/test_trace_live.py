@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from pykubeproxy.cli.trace import trace
 from pykubeproxy.kernel import Iptables
-from pykubeproxy.kernel.addresses import NetworkRoute, routes
+from pykubeproxy.kernel.network import NetworkRoute, routes
 from pykubeproxy.objects import Family
 
 OWN = {Family.IPV4: "192.0.2.10", Family.IPV6: "2001:db8:2::10"}
@@ -44,8 +44,9 @@ def traced(source: str, destination: str, port: int, backend: str, *options: str
     arguments = [source, target, "-o", "json", "--iptables-backend", backend, *options]
     result = CliRunner().invoke(trace, arguments)
     assert result.exit_code == 0, result.output
-    made: dict[str, Any] = json.loads(result.stdout)
-    return made
+    (way,) = json.loads(result.stdout)["ways"]
+    assert isinstance(way, dict)
+    return way
 
 
 @pytest.mark.root
@@ -58,19 +59,15 @@ def test_trace_uses_live_rules_policies_and_routes(interfaces: Family, iptables:
     )
     backend = iptables.backend.value
     coming = traced(OUTSIDE[interfaces], VIRTUAL[interfaces], 80, backend)
-    assert coming["verdict"] == "dnat"
-    assert coming["packet"]["interface"] == "eth0"
-    assert coming["endpoints"] == [
-        {"address": POD[interfaces], "port": 8080, "probability": 1.0, "masquerade": False}
-    ]
-    assert traced(POD[interfaces], VIRTUAL[interfaces], 80, backend)["verdict"] == "drop"
-    assert (
-        traced(OUTSIDE[interfaces], VIRTUAL[interfaces], 80, backend, "--in-interface", "pod0")["verdict"]
-        == "drop"
-    )
+    assert coming["visits"][0]["interface"] == "eth0"
+    (end,) = coming["ends"]
+    assert (end["address"], end["port"], end["masqueradedOn"]) == (POD[interfaces], 8080, None)
+    for source, options in ((POD, ()), (OUTSIDE, ("--in-interface", "pod0"))):
+        (end,) = traced(source[interfaces], VIRTUAL[interfaces], 80, backend, *options)["ends"]
+        assert end["result"] == "dropped"
     leaving = traced(OWN[interfaces], VIRTUAL[interfaces], 80, backend)
-    assert leaving["packet"]["from"] == "node"
-    assert leaving["endpoints"][0]["port"] == 9090
+    assert leaving["visits"][0]["role"] == "where the packet starts"
+    assert leaving["ends"][0]["port"] == 9090
 
 
 @pytest.mark.root

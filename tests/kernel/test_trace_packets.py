@@ -5,15 +5,16 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pykubeproxy.config import load
+from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute, Packet
+from pykubeproxy.inspect.packets.walk import NodeTrace
 from pykubeproxy.inspect.routes import PacketVerdict
-from pykubeproxy.inspect.trace.model import Trace, trace_packet
-from pykubeproxy.inspect.trace.packet import Host, Packet, Route
 from pykubeproxy.kernel import Backend, Iptables, Runner, local_addresses, open_iptables
-from pykubeproxy.kernel.addresses import routes
+from pykubeproxy.kernel.network import routes
 from pykubeproxy.objects import (
     Endpoint,
     EndpointPort,
@@ -36,12 +37,13 @@ from tests.kernel.node_network import (
     CLIENT,
     NODE,
     PODS,
-    NodeNetwork,
+    LinkedNode,
     PacketSpec,
     owner,
     send_all,
     sources,
 )
+from tests.traces import trace_packet
 
 RULESETS = 7
 SHOTS = 16
@@ -128,7 +130,7 @@ class World:
 
     def _context(self) -> RuleContext:
         pick = self._chance.choice
-        detection = pick(
+        detection: dict[str, Any] = pick(
             [
                 {"clusterCIDR": "10.244.0.0/16,fd00:10:244::/48"},
                 {"clusterCIDR": "10.244.0.0/16,fd00:10:244::/48"},
@@ -138,7 +140,7 @@ class World:
                 {},
             ]
         )
-        document = {
+        document: dict[str, Any] = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
             "iptables": {"masqueradeAll": self._chance.random() < 0.2},
@@ -181,15 +183,18 @@ class World:
         """Return random packets to service addresses and others."""
         targets = [(service_address(self.family, "cluster", n), p) for n in range(1, 6) for p in (80, 53)]
         targets += [
-            (address, port) for it in self.services for address in it.external_ips for port in (80, 53)
+            (address, port)
+            for service in self.services
+            for address in service.external_ips
+            for port in (80, 53)
         ]
         targets += [
             (address, port)
-            for it in self.services
-            for address in it.load_balancer_ips * 2
+            for service in self.services
+            for address in service.load_balancer_ips * 2
             for port in (80, 53)
         ]
-        ports = [it.ports[0].node_port for it in self.services if it.ports[0].node_port]
+        ports = [service.ports[0].node_port for service in self.services if service.ports[0].node_port]
         targets += [(address, port) for port in ports for address in NODE[self.family]]
         targets += [(PODS["pod1"][self.family], 8080), (NODE[self.family][0], 9090)]
         found = {self._packet(*self._chance.choice(targets)) for _ in range(number)}
@@ -218,14 +223,14 @@ def str_network(address: str, length: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def network() -> Iterator[NodeNetwork]:
+def network() -> Iterator[LinkedNode]:
     """The node and its neighbours; both backends and families share them."""
-    with NodeNetwork(f"x{uuid.uuid4().hex[:8]}") as built:
+    with LinkedNode(f"x{uuid.uuid4().hex[:8]}") as built:
         yield built
 
 
 @pytest.fixture
-def tables(network: NodeNetwork, backend: Backend, family: Family, tmp_path: Path) -> Iterator[Iptables]:
+def tables(network: LinkedNode, backend: Backend, family: Family, tmp_path: Path) -> Iterator[Iptables]:
     """The node's tables in one backend, empty before and after the test."""
     runner = Runner(
         ("ip", "netns", "exec", network.places["node"].name), {"XTABLES_LOCKFILE": str(tmp_path / "lock")}
@@ -243,18 +248,18 @@ def empty(tables: Iptables) -> None:
     tables.runner.run(("conntrack", "-F"))
 
 
-def host_of(network: NodeNetwork, family: Family) -> Host:
+def host_of(network: LinkedNode, family: Family) -> NodeNetwork:
     with network.places["node"].entered():
-        ways = tuple(Route(*route) for route in routes(family))
-        return Host(frozenset(it.address for it in local_addresses(family)), ways)
+        ways = tuple(NodeRoute(*route) for route in routes(family))
+        return NodeNetwork(frozenset(local.address for local in local_addresses(family)), ways)
 
 
-def traced(packet: PacketSpec, ruleset: Ruleset, host: Host) -> Trace:
-    packet = Packet(packet.protocol, packet.source, packet.destination, packet.port, packet.place == "node")
-    return trace_packet(ruleset, packet, host)
+def traced(packet: PacketSpec, ruleset: Ruleset, host: NodeNetwork) -> NodeTrace:
+    sent = Packet(packet.protocol, packet.source, packet.destination, packet.port, packet.place == "node")
+    return trace_packet(ruleset, sent, host)
 
 
-def possible_results(trace: Trace, family: Family) -> set[str]:
+def possible_results(trace: NodeTrace, family: Family) -> set[str]:
     """Return all results the trace allows: server and client address, "refused", or "" for no answer."""
     outcomes = {
         "" if rejection.verdict is PacketVerdict.DROP else "refused" for rejection in trace.rejections
@@ -275,7 +280,7 @@ def possible_results(trace: Trace, family: Family) -> set[str]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("seed", range(2))
-def test_trace_predicts_the_kernel(network: NodeNetwork, tables: Iptables, family: Family, seed: int) -> None:
+def test_trace_predicts_the_kernel(network: LinkedNode, tables: Iptables, family: Family, seed: int) -> None:
     """Endpoints, masquerading, rejections and drops; also with foreign rules."""
     host = host_of(network, family)
     verdicts: Counter[PacketVerdict] = Counter()

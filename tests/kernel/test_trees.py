@@ -4,7 +4,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Iptables
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed, Port, Protocol, Updated
@@ -66,28 +67,32 @@ def tables(iptables: Iptables) -> FamilyTables:
 def test_dispatch_trees_read_back(tables: FamilyTables, iptables: Iptables) -> None:
     """A second full sync has nothing to write."""
     cluster, rules_context = full_cluster(iptables.family), default_context(iptables.family)
-    assert tables.sync(cluster, (), rules_context).wrote
-    tables.require_resync()
-    assert not tables.sync(cluster, (), rules_context).wrote
+    assert tables.sync(cluster, Changes(), rules_context).wrote
+    tables.work.distrust()
+    assert not tables.sync(cluster, Changes(), rules_context).wrote
 
 
 def test_trees_in_table_filter_read_back(tables: FamilyTables, iptables: Iptables) -> None:
     """Without endpoints, all Services have a rule there, and node ports another one."""
     family = iptables.family
     cluster, rules_context = full_cluster(family), default_context(family)
-    tables.sync(cluster, (), rules_context)
-    everything = {it.key for it in cluster.services()}
-    report = tables.sync(without_endpoints(cluster, family), everything | {Key("ns", "wide")}, rules_context)
+    tables.sync(cluster, Changes(), rules_context)
+    everything = {service.key for service in cluster.services()}
+    report = tables.sync(
+        without_endpoints(cluster, family), Changes(everything | {Key("ns", "wide")}), rules_context
+    )
     assert report.rules_written["filter"] > 2 * SERVICES + 1400
-    tables.require_resync()
-    assert not tables.sync(cluster, (), rules_context).wrote
+    tables.work.distrust()
+    assert not tables.sync(cluster, Changes(), rules_context).wrote
     live = iptables.save(("filter",))
     for root in (FILTER_SERVICES, FILTER_EXTERNAL):
         assert len(live.chains[root]) <= 3 * 16
-    lost = tables.sync(cluster, cluster.apply(Deleted(Kind.SERVICE, Key("ns", "wide"))), rules_context)
+    lost = tables.sync(
+        cluster, Changes(cluster.apply(Deleted(Kind.SERVICE, Key("ns", "wide")))), rules_context
+    )
     assert lost.chains_deleted >= 4
     back = full_cluster(family)
-    tables.sync(back, everything, rules_context)
+    tables.sync(back, Changes(everything), rules_context)
     assert not any(is_owned(key) for key in iptables.save(("filter",)).chains)
 
 
@@ -95,18 +100,20 @@ def test_a_new_service_changes_one_leaf_per_tree(tables: FamilyTables, iptables:
     """Besides its own chains."""
     family = iptables.family
     cluster, rules_context = full_cluster(family), default_context(family)
-    tables.sync(cluster, (), rules_context)
+    tables.sync(cluster, Changes(), rules_context)
     fresh = service(
         "new",
         cluster_ip=str(ip_address(address(family, 100)) + 1),
         ports=(Port("http", Protocol.TCP, 80, 30301),),
     )
     cluster.apply(Updated(slice_of(*pods(family, 1), service="new")))
-    report = tables.sync(cluster, cluster.apply(Updated(fresh)), rules_context)
+    report = tables.sync(cluster, Changes(cluster.apply(Updated(fresh))), rules_context)
     # Its own KUBE-EXT, KUBE-SVC and KUBE-SEP chains, and one leaf of each tree.
     assert report.chains_written <= 5
     report = tables.sync(
-        cluster, {Key("ns", "new")} if not cluster.apply(Listed(Kind.NODE, ())) else (), rules_context
+        cluster,
+        Changes({Key("ns", "new")} if not cluster.apply(Listed(Kind.NODE, ())) else ()),
+        rules_context,
     )
     assert not report.wrote
 
@@ -115,7 +122,7 @@ def test_one_endpoint_of_many_changes_one_group(tables: FamilyTables, iptables: 
     """Besides its own chain and the shares of the groups."""
     family = iptables.family
     cluster, rules_context = full_cluster(family), default_context(family)
-    tables.sync(cluster, (), rules_context)
+    tables.sync(cluster, Changes(), rules_context)
     changed = slice_of(*(endpoint(pod) for pod in pods(family, 201)), service="s0")
-    report = tables.sync(cluster, cluster.apply(Updated(changed)), rules_context)
+    report = tables.sync(cluster, Changes(cluster.apply(Updated(changed))), rules_context)
     assert report.chains_written == 3

@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes, Turn
 from pykubeproxy.config import load
-from pykubeproxy.inspect.trace.model import trace_packet
-from pykubeproxy.inspect.trace.packet import Host, Packet
+from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
 from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
 from pykubeproxy.objects import EndpointPort, Family, Kind, Listed, Port, Protocol, Service, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
-from pykubeproxy.rules.parse import parse_target
+from pykubeproxy.rules.iptables_save import parse_target
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
 from tests.hostile import nested_addresses
-from tests.kernel.node_network import CLIENT, PODS, NodeNetwork, PacketSpec, send_all
+from tests.kernel.node_network import CLIENT, PODS, LinkedNode, PacketSpec, send_all
 from tests.objects import service, slice_of
+from tests.traces import trace_packet
 
 pytestmark = pytest.mark.root
 
@@ -62,7 +63,7 @@ def cluster_of(family: Family) -> Cluster:
     many = [str(ip_address(pod2) + n) for n in range(20, 200)]
     endpoints = {"deep": many, "nested": [pod2], "numbers": [pod2]}
     cluster.apply(Listed(Kind.SERVICE, services))
-    slices = (slice_of(*endpoints.get(it.name, [pod1]), service=it.name) for it in services)
+    slices = (slice_of(*endpoints.get(service.name, [pod1]), service=service.name) for service in services)
     cluster.apply(Listed(Kind.ENDPOINT_SLICE, tuple(slices)))
     return cluster
 
@@ -73,13 +74,13 @@ def context(family: Family, dispatch: str = "auto") -> RuleContext:
 
 
 @pytest.fixture(scope="module")
-def network() -> Iterator[NodeNetwork]:
-    with NodeNetwork(f"x{uuid.uuid4().hex[:8]}") as built:
+def network() -> Iterator[LinkedNode]:
+    with LinkedNode(f"x{uuid.uuid4().hex[:8]}") as built:
         yield built
 
 
 @pytest.fixture
-def tables(network: NodeNetwork, backend: Backend, family: Family, tmp_path: Path) -> Iterator[Iptables]:
+def tables(network: LinkedNode, backend: Backend, family: Family, tmp_path: Path) -> Iterator[Iptables]:
     """The node's tables in one backend, without ours afterwards."""
     runner = Runner(
         ("ip", "netns", "exec", network.places["node"].name), {"XTABLES_LOCKFILE": str(tmp_path / "lock")}
@@ -92,13 +93,13 @@ def tables(network: NodeNetwork, backend: Backend, family: Family, tmp_path: Pat
 
 
 def test_packets_find_victims_and_nested_addresses(
-    network: NodeNetwork, tables: Iptables, backend: Backend, family: Family
+    network: LinkedNode, tables: Iptables, backend: Backend, family: Family
 ) -> None:
     """Real packets reach their endpoints, and trace visits few rules."""
     FamilyTables(tables, 200 if backend is Backend.NFT else None).sync(
-        cluster_of(family), (), context(family)
+        cluster_of(family), Changes(), context(family)
     )
-    own = [it.cluster_ips[0] for it in victims(family)]
+    own = [victim.cluster_ips[0] for victim in victims(family)]
     # Some nested addresses are cluster IPs of victims, which keep their packets.
     nested = [address for address in NESTED[family][1::2] if address not in own]
     client = CLIENT[family]
@@ -111,7 +112,7 @@ def test_packets_find_victims_and_nested_addresses(
     ruleset = tables.save()
     deep = NESTED[family][::2][0]
     for to, count in ((VICTIM[family], 1), (nested[-1], 1), (deep, 180)):
-        trace = trace_packet(ruleset, Packet("tcp", client, to, 80), Host(frozenset()))
+        trace = trace_packet(ruleset, Packet("tcp", client, to, 80), NodeNetwork(frozenset()))
         assert len(trace.endpoints) == count
         way = [step.chain for step in trace.steps if step.table == "nat" and step.matched]
         assert len(way) <= 14 or count > 1
@@ -129,10 +130,10 @@ def test_any_change_of_the_tree_is_written_in_any_blocks(iptables: Iptables, bac
             changed = service(
                 "nested", cluster_ip=str(base + 251), external_ips=nested_addresses(near, step, copies)
             )
-            report = synced.sync(cluster, cluster.apply(Updated(changed)), context(family, "tree"))
+            report = synced.sync(cluster, Changes(cluster.apply(Updated(changed))), context(family, "tree"))
             assert not report.quarantined
     fresh = FamilyTables(iptables, None)
-    assert not fresh.sync(cluster, (), context(family, "tree")).wrote
+    assert not fresh.sync(cluster, Changes(), context(family, "tree")).wrote
     assert iptables.has_chain(skeleton.NAT_SERVICES)
 
 
@@ -148,14 +149,14 @@ def deepest(ruleset: Ruleset, start: ChainKey) -> int:
 
 
 def test_many_ports_at_nested_addresses_make_no_tree_too_deep(
-    network: NodeNetwork, tables: Iptables, backend: Backend, family: Family
+    network: LinkedNode, tables: Iptables, backend: Backend, family: Family
 ) -> None:
     """Of two Services with the same ports, the first one gets the packets, at each of thirty addresses."""
     addresses = NESTED[family][:: len(NESTED[family]) // 30][:30]
     cluster = cluster_of(family)
     numbers = (*range(20_001, 20_261), 25_000)
     ports = tuple(Port(f"p{n}", Protocol.TCP, n) for n in numbers)
-    targets = tuple(EndpointPort(it.name, Protocol.TCP, 8080) for it in ports)
+    targets = tuple(EndpointPort(port.name, Protocol.TCP, 8080) for port in ports)
     base = ip_address(VICTIM[family])
     for index, pod in enumerate(("pod1", "pod2")):
         name = f"wide{index}"
@@ -164,12 +165,12 @@ def test_many_ports_at_nested_addresses_make_no_tree_too_deep(
         )
         cluster.apply(Updated(slice_of(PODS[pod][family], service=name, ports=targets)))
     synced = FamilyTables(tables, 200 if backend is Backend.NFT else None)
-    report = synced.sync(cluster, (), context(family))
+    report = synced.sync(cluster, Changes(), context(family))
     assert not (report.rejected_tree or report.quarantined)
-    while synced.deferred:
-        report = synced.sync_deferred(cluster, context(family))
-    synced.require_resync()
-    report = synced.sync(cluster, (), context(family))
+    while synced.work.turns:
+        report = synced.sync(cluster, Turn(), context(family))
+    synced.work.distrust()
+    report = synced.sync(cluster, Changes(), context(family))
     assert not (report.wrote or report.rejected_tree or report.quarantined)
     client = CLIENT[family]
     packets = {
@@ -178,7 +179,7 @@ def test_many_ports_at_nested_addresses_make_no_tree_too_deep(
         for port in numbers[::130]
     }
     results = send_all(network, packets)
-    assert {it.split()[0] for it in results.values()} == {"pod1"}
+    assert {result.split()[0] for result in results.values()} == {"pod1"}
     assert 10 <= deepest(tables.save(), ChainKey("nat", "PREROUTING")) <= 13
 
 
@@ -190,16 +191,16 @@ def test_rejected_addresses_and_ports_make_no_tree_too_deep(iptables: Iptables, 
     wide = service("wide", cluster_ip=VICTIM[family], external_ips=NESTED[family][::20], ports=ports)
     cluster = Cluster()
     cluster.apply(Listed(Kind.SERVICE, (*list(victims(family))[1:], *hostile(family), wide)))
-    synced.sync(cluster, (), context(family))
-    while synced.deferred:
-        synced.sync_deferred(cluster, context(family))
-    synced.require_resync()
-    report = synced.sync(cluster, (), context(family))
+    synced.sync(cluster, Changes(), context(family))
+    while synced.work.turns:
+        synced.sync(cluster, Turn(), context(family))
+    synced.work.distrust()
+    report = synced.sync(cluster, Changes(), context(family))
     assert not (report.wrote or report.rejected_tree or report.quarantined)
     trace = trace_packet(
         iptables.save(),
         Packet("tcp", CLIENT[family], wide.external_ips[-1], NODE_PORTS[-1]),
-        Host(frozenset()),
+        NodeNetwork(frozenset()),
     )
     way = [step for step in trace.steps if step.table == "filter" and step.matched]
     assert "REJECT" in way[-1].rule

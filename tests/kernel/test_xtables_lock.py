@@ -12,8 +12,10 @@ import pytest
 
 from pykubeproxy.agent.node_setup import prepare_backend
 from pykubeproxy.config import load
-from pykubeproxy.kernel import Backend, Runner, open_iptables, tools
+from pykubeproxy.kernel import Backend, Runner, open_iptables
+from pykubeproxy.kernel import iptables as iptables_module
 from pykubeproxy.kernel.errors import LockHeld
+from pykubeproxy.kernel.iptables import Tools, lock_options
 from pykubeproxy.kernel.runner import protect_lock_file
 from pykubeproxy.objects import Family
 
@@ -23,7 +25,7 @@ TEXT = "*nat\n:A - [0:0]\nCOMMIT\n"
 @pytest.mark.root
 def test_a_held_lock_is_an_error_with_its_holder(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the timeout."""
-    monkeypatch.setattr(tools, "LOCK_SECONDS", 1)
+    monkeypatch.setattr(iptables_module, "LOCK_SECONDS", 1)
     legacy = open_iptables(Backend.LEGACY, Family.IPV4, runner)
     with Path(runner.lock_file).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -100,5 +102,5 @@ def test_nft_ignores_the_lock(runner: Runner) -> None:
 def test_wait_options_depend_on_the_version(
     backend: Backend, version: tuple[int, int, int], options: tuple[str, ...]
 ) -> None:
-    installed = tools.Tools(backend, Family.IPV4, "iptables", "iptables-save", "iptables-restore", version)
-    assert tools.lock_options(installed) == options
+    installed = Tools(backend, Family.IPV4, "iptables", "iptables-save", "iptables-restore", version)
+    assert lock_options(installed) == options

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Runner, open_iptables
 from pykubeproxy.lab.network import Namespace
@@ -71,7 +72,7 @@ class UdpNode:
     def sync(self, *events: Event) -> None:
         """Apply these events in one sync."""
         touched = set().union(*(self._cluster.apply(event) for event in events))
-        report = self._tables.sync(self._cluster, touched, self._terms)
+        report = self._tables.sync(self._cluster, Changes(touched), self._terms)
         self._cleaner.synced(report, NodePortAddresses())
 
     def client(self, destination: str, port: int = PORT) -> "Client":

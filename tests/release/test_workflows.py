@@ -1,10 +1,9 @@
-"""The workflows of GitHub Actions match their schema, run targets that exist, and have only the permissions they need."""
+"""The workflows of GitHub Actions run targets that exist, in time. `make lint` checks their schema and their security."""
 
 import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ import yaml
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-# A full commit, which nobody can move, and the version it had.
-PINNED = re.compile(r"uses: [\w-]+/[\w-]+@(?P<commit>[0-9a-f]{40}) # v\d+\.\d+\.\d+")
 PUBLISHING = {"contents", "packages", "id-token", "attestations"}
 
 every_workflow = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -33,20 +30,6 @@ def steps(file: Path) -> Iterator[dict[str, Any]]:
 
 def scripts(file: Path) -> list[str]:
     return [step["run"] for step in steps(file) if "run" in step]
-
-
-@every_workflow
-def test_workflow_matches_the_schema(file: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "check_jsonschema",
-        "--builtin-schema",
-        "vendor.github-workflows",
-        str(file),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
 
 
 @every_workflow
@@ -74,45 +57,30 @@ def test_ci_and_release_run_tests_packages_and_images() -> None:
 
 @every_workflow
 def test_only_publishing_may_write(file: Path) -> None:
-    """No job inherits permissions, keeps credentials in the checkout, or runs without a time limit."""
-    assert yaml.safe_load(file.read_text())["permissions"] == {}
+    """Each job has its own permissions and a time limit."""
     for name, job in jobs(file).items():
-        writes = {scope for scope, access in job["permissions"].items() if access == "write"}
-        assert writes == (PUBLISHING if name == "publish" else set())
-        assert set(job["permissions"]) == PUBLISHING if writes else {"contents"}
+        permissions = dict.fromkeys(PUBLISHING, "write") if name == "publish" else {"contents": "read"}
+        assert job["permissions"] == permissions
         assert job["timeout-minutes"] <= 60
-    for step in steps(file):
-        if step.get("uses", "").startswith("actions/checkout@"):
-            assert step["with"]["persist-credentials"] is False
 
 
-def test_actions_are_pinned_by_commit() -> None:
-    """Each action has the same commit everywhere."""
-    lines = [line for file in FILES for line in file.read_text().splitlines() if "uses:" in line]
-    assert lines
-    for line in lines:
-        assert PINNED.search(line), line
+def test_an_action_has_the_same_commit_everywhere() -> None:
     used = {step["uses"] for file in FILES for step in steps(file) if "uses" in step}
-    assert len(used) == len({it.partition("@")[0] for it in used})
+    assert len(used) == len({action.partition("@")[0] for action in used})
 
 
-@every_workflow
-def test_scripts_are_valid_shell_without_expressions(file: Path) -> None:
-    """An expression in a script would run the text of a tag or a branch."""
-    for text in scripts(file):
-        assert "${{" not in text
-        if shutil.which("shellcheck"):
-            done = subprocess.run(
-                ["shellcheck", "--shell=bash", "-"], input=text, capture_output=True, text=True
-            )
-            assert done.returncode == 0, done.stdout
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
+def test_scripts_are_valid_shell() -> None:
+    text = "\n".join(f"({script}\n)" for file in FILES for script in scripts(file))
+    done = subprocess.run(["shellcheck", "--shell=bash", "-"], input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_release_files_are_those_that_make_writes() -> None:
     """Names of files in the release workflow agree with those of `make dist` and `make image`."""
     text = (ROOT / ".github/workflows/release.yml").read_text()
     assert "FILES=dist/pykubeproxy-${GITHUB_REF_NAME#v}" in text
-    assert "${wheel%-py3-*}.cdx.json" in (ROOT / "tests/sbom/of-wheel.sh").read_text()
+    assert "${wheel%-py3-*}.cdx.json" in (ROOT / "tests/setup/of-wheel.sh").read_text()
     assert 'f"pykubeproxy-{pykubeproxy.__version__}-image-' in (ROOT / "tests/image/__main__.py").read_text()
 
 
@@ -127,7 +95,7 @@ def test_push_image_prints_the_pushed_digests(tmp_path: Path) -> None:
         tool.write_text(f'#!/bin/sh\necho "{name} $*" >>{tmp_path}/log\n{body}\n')
         tool.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = [ROOT / ".github/push-image.sh", "ghcr.io/a/b", "0.1.0", "dist/x-0.1.0"]
+    command = [str(ROOT / ".github/push-image.sh"), "ghcr.io/a/b", "0.1.0", "dist/x-0.1.0"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     index = "sha256:1bc04b5291c26a46d918139138b992d2de976d6851d0893b0476b85bfbdfc6e6"
     assert done.stdout.splitlines() == [

@@ -15,7 +15,7 @@ def main() -> int:
     given = parser.parse_args()
     seed = new_seed() if given.seed is None else given.seed
     backends = given.backend or ["nft", "legacy"]
-    return report([it for backend in backends for it in soak(backend, seed, given.minutes * 60)])
+    return report([item for backend in backends for item in soak(backend, seed, given.minutes * 60)])
 
 
 sys.exit(main())

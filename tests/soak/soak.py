@@ -1,18 +1,313 @@
-"""A soak test: changes, faults and traffic together, and the checks at its end."""
+"""A soak test: changes, faults and traffic on one node together, and the checks at its end."""
 
+import fcntl
 import os
 import random
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
+import msgspec
+import urllib3
+
+from pykubeproxy.kernel import Iptables
 from pykubeproxy.lab.agents import COMMAND, node_environment
+from pykubeproxy.lab.api import SLICES, Object, in_namespace
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.objects import Family
-from tests.fakes.traffic import Failure, Traffic
-from tests.soak.actions import choose
-from tests.soak.node import SoakNode, difference
+from pykubeproxy.rules.ownership import is_ours
+from pykubeproxy.rules.ruleset import ChainKey
+from tests.cases import comparable
+from tests.fakes.faulty_apiserver import Order
+from tests.fakes.stage import Stage, dispatch_settings, tables
+from tests.fakes.traffic import NAMESPACE, Failure, Traffic
+
+CROWD = 150
+_MARKER = CROWD  # a Service created and deleted to see that all earlier changes have arrived
+# Seconds; longer than the agents wait between two syncs.
+LONGEST_PAUSE = 0.8
+
+Interval = tuple[float, float]
+Rules = dict[ChainKey, list[str]]
+
+
+def difference(before: Rules, after: Rules) -> str:
+    """Describe the differences, chain by chain."""
+    keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    return "; ".join(f"{key.table} {key.chain}: {before.get(key)} is {after.get(key)}" for key in keys)
+
+
+class SoakNode:
+    """Node1 of a lab with its agent, tables and Services; node2's agent is never stopped."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.stage = Stage(lab)
+        self.settings: Object = dispatch_settings("flat")
+        self.numbers = range(CROWD)
+        self.present: set[int] = set()
+        self.excused: list[Interval] = []
+        self.repairs: list[float] = []
+        self.tables: dict[Family, Iptables] = {item: tables(lab, "node1", item) for item in Family}
+        self._lock = Path(node_environment(lab.logs, "node1")["XTABLES_LOCKFILE"])
+        lab.agents["node2"].start()
+        self.start()
+
+    def start(self) -> None:
+        """Start or restart node1's agent."""
+        self.stage.start(self.settings)
+
+    def create(self, numbers: Sequence[int]) -> None:
+        """Create these Services."""
+        for number in numbers:
+            self.stage.crowd.create(range(number, number + 1))
+        self.present.update(numbers)
+
+    def delete(self, numbers: Sequence[int]) -> None:
+        """Delete these Services."""
+        for number in numbers:
+            self.stage.crowd.delete(range(number, number + 1))
+        self.present.difference_update(numbers)
+
+    def order(self, order: Order) -> None:
+        """Inject a fault into the API server; `drop` closes the connection of this request, too."""
+        with suppress(urllib3.exceptions.ProtocolError):
+            self.stage.lab.api.call("POST", "/_lab/faults", msgspec.to_builtins(order))
+
+    def quiet(self) -> None:
+        """End all faults and wait until the tables show all changes, including a last marker Service."""
+        self.order(Order("clear"))
+        self.until(self.stage.is_synced, "the rules are in place")
+        self.create([_MARKER])
+        self.until(lambda: self._served() == self.present, "exactly the existing Services are served")
+        self.delete([_MARKER])
+        self.until(lambda: self._served() == self.present, "deleted Services are no longer served")
+        self.until(self._is_still, "the agent stops writing")
+
+    def _served(self) -> set[int]:
+        return self.stage.served([*self.numbers, _MARKER])
+
+    def _is_still(self) -> bool:
+        before = [self.rules(family) for family in Family]
+        time.sleep(LONGEST_PAUSE)
+        return before == [self.rules(family) for family in Family]
+
+    def rules(self, family: Family) -> Rules:
+        """Return the live rules of a family in comparable form."""
+        return comparable(self.tables[family].save(["filter", "nat"]))
+
+    def comes_back(self, family: Family, before: Rules) -> None:
+        """Wait until the rules are as before. Raise TimeoutError with the differences."""
+        try:
+            self.until(lambda: self.rules(family) == before, "the rules are back")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: {difference(before, self.rules(family))}") from None
+
+    def iptables(self, family: Family, *arguments: str) -> None:
+        """Run an external iptables command on node1."""
+        program = "iptables" if family is Family.IPV4 else "ip6tables"
+        command = [f"{program}-{self.stage.lab.backend}", "-w", *arguments]
+        environment = node_environment(self.stage.lab.logs, "node1")
+        with self.stage.lab.nodes["node1"].namespace.entered():
+            subprocess.run(command, check=True, env=environment)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the legacy tables."""
+        with self._lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until the condition holds. Raise TimeoutError after a minute."""
+        self.stage.lab.until(condition, what)
+
+    def memory(self) -> dict[str, float]:
+        """Return the resident memory of each agent in MB."""
+        found = {}
+        for name, agent in self.stage.lab.agents.items():
+            if agent.pid:
+                status = Path(f"/proc/{agent.pid}/status").read_text()
+                found[name] = int(status.partition("VmRSS:")[2].split()[0]) / 1024
+        return found
+
+
+_DISCOVERY = "/apis/discovery.k8s.io"
+
+
+def churn(node: SoakNode, chance: random.Random) -> str:
+    """Create and delete some Services and change the endpoints of others."""
+    absent = [number for number in node.numbers if number not in node.present]
+    come = chance.sample(absent, min(len(absent), chance.randrange(1, 20)))
+    go = chance.sample(sorted(node.present), min(len(node.present), chance.randrange(0, 20)))
+    node.create(come)
+    node.delete(go)
+    changed = chance.sample(sorted(node.present), min(len(node.present), 5))
+    for number in changed:
+        endpoints = [{"addresses": [pod[0]], "conditions": {"ready": True}} for pod in node.stage.crowd.pods]
+        some = chance.sample(endpoints, chance.randrange(1, len(endpoints) + 1))
+        path = f"{in_namespace(SLICES, NAMESPACE)}/s{number:04}-ipv4"
+        node.stage.lab.api.call("PATCH", path, {"endpoints": some})
+    return f"Services: {len(come)} created, {len(go)} deleted, {len(changed)} changed, {len(node.present)} in total"
+
+
+def restart(node: SoakNode, chance: random.Random) -> str:
+    """Stop the agent with SIGTERM and start a new one."""
+    node.start()
+    return "agent restarted"
+
+
+def kill(node: SoakNode, chance: random.Random) -> str:
+    """Kill the agent with SIGKILL at a random moment and start a new one."""
+    words = churn(node, chance)
+    time.sleep(chance.uniform(0.0, 0.6))
+    node.stage.agent.kill()
+    time.sleep(chance.uniform(0.0, 0.5))
+    node.start()
+    return f"{words}; agent killed and started"
+
+
+def reconfigure(node: SoakNode, chance: random.Random) -> str:
+    """Change the dispatch mode or settings that affect all rules."""
+    node.settings = chance.choice(
+        [
+            dispatch_settings("flat"),
+            dispatch_settings("tree"),
+            dispatch_settings("tree", iptables={"masqueradeAll": True, "minSyncPeriod": "200ms"}),
+            dispatch_settings("flat", iptables={"minSyncPeriod": "500ms"}),
+        ]
+    )
+    node.start()
+    return f"configured: {node.settings}"
+
+
+def api_fault(node: SoakNode, chance: random.Random) -> str:
+    """Inject a fault into the API server; `quiet` ends it."""
+    watch: dict[str, object] = {"verb": "watch"}
+    orders = cast(
+        "list[dict[str, Any]]",
+        chance.choice(
+            [
+                [{"do": "drop"}],
+                [{"do": "freeze-watches"}],
+                [{"do": "compact"}, {"do": "end-watches"}],
+                *[
+                    [{"do": "error", "status": status, "times": 1000, **watch}, {"do": "end-watches"}]
+                    for status in (401, 403, 410, 500, 503)
+                ],
+                [
+                    {"do": "error", "status": 429, "retry_after": 1, "times": 1000, **watch},
+                    {"do": "end-watches"},
+                ],
+                [{"do": "delay", "seconds": 0.7, **watch}, {"do": "end-watches"}],
+                [{"do": "truncate", "times": 1000, **watch}, {"do": "end-watches"}],
+                [{"do": "echo", **watch}, {"do": "end-watches"}],
+                [
+                    {"do": "error", "times": 9, "verb": "list", "path": _DISCOVERY},
+                    {"do": "compact"},
+                    {"do": "drop"},
+                ],
+            ]
+        ),
+    )
+    for order in orders:
+        node.order(Order(**order))
+    return f"API server: {', '.join(str(order) for order in orders)}"
+
+
+def lock(node: SoakNode, chance: random.Random) -> str:
+    """Hold the lock of the legacy tables while Services change."""
+    seconds = chance.uniform(0.2, 2.5)
+    with node.locked():
+        words = churn(node, chance)
+        time.sleep(seconds)
+    return f"lock held for {seconds:.1f} s: {words}"
+
+
+class Change(NamedTuple):
+    """An external write to the tables of one family: its description and iptables commands."""
+
+    what: str
+    commands: list[list[str]]
+
+
+def changes(node: SoakNode, family: Family, chance: random.Random) -> list[Change]:
+    """Return the possible external writes to a family's live tables."""
+    live = node.tables[family].save().chains
+    # Foreign rules in KUBE-FIREWALL stay.
+    ours = [key for key, rules in live.items() if is_ours(key) and rules]
+    jumps = [
+        (key, number)
+        for key, rules in live.items()
+        if not key.chain.startswith("KUBE-")
+        for number, rule in enumerate(rules, 1)
+        if "-j KUBE-" in rule
+    ]
+    chain, (built_in, place) = chance.choice(ours), chance.choice(jumps)
+    number = str(chance.randrange(1, len(live[chain]) + 1))
+    served = next(key for key in ours if key == ChainKey("nat", "KUBE-SERVICES"))
+    return [
+        Change(f"a rule deleted from {chain.chain}", [["-t", chain.table, "-D", chain.chain, number]]),
+        Change(f"a rule added to {chain.chain}", [["-t", chain.table, "-I", chain.chain, "-j", "RETURN"]]),
+        Change(
+            f"a jump deleted from {built_in.chain}",
+            [["-t", built_in.table, "-D", built_in.chain, str(place)]],
+        ),
+        Change(f"chain {chain.chain} flushed", [["-t", chain.table, "-F", chain.chain]]),
+        Change("chain KUBE-SERVICES flushed", [["-t", served.table, "-F", served.chain]]),
+        Change("table nat flushed", [["-t", "nat", "-F"]]),
+        Change("table filter flushed", [["-t", "filter", "-F"]]),
+        Change("all tables flushed", [["-t", table, "-F"] for table in ("mangle", "filter", "nat")]),
+    ]
+
+
+def external_write(node: SoakNode, chance: random.Random) -> str:
+    """Change the agent's rules from outside in a quiet phase and measure the time until they are repaired.
+
+    Connections that fail in this interval are counted separately.
+    """
+    node.quiet()
+    family = chance.choice(list(Family))
+    change = chance.choice(changes(node, family, chance))
+    stopped = chance.random() < 0.2
+    before = node.rules(family)
+    begun = time.monotonic()
+    if stopped:
+        node.stage.agent.kill()
+    for command in change.commands:
+        node.iptables(family, *command)
+    if stopped:
+        node.start()
+    print(f"          {change.what}", flush=True)
+    node.comes_back(family, before)
+    seconds = time.monotonic() - begun
+    node.excused.append((begun, begun + seconds))
+    if not stopped:
+        node.repairs.append(seconds)
+    return f"{family.value}: {change.what}{', while the agent was stopped' if stopped else ''}: repaired after {seconds:.2f} s"
+
+
+Action = Callable[[SoakNode, random.Random], str]
+#: Relative frequencies.
+ACTIONS: dict[Action, int] = {
+    churn: 6,
+    restart: 1,
+    kill: 3,
+    reconfigure: 2,
+    api_fault: 5,
+    lock: 1,
+    external_write: 4,
+}
+
+
+def choose(chance: random.Random) -> Action:
+    """Choose an action at random."""
+    return chance.choices(list(ACTIONS), list(ACTIONS.values()))[0]
+
 
 # Megabytes that the memory of a never-stopped agent may grow between a third of the time and the end.
 GROWTH = 8.0
@@ -56,18 +351,18 @@ def _run_actions(node: SoakNode, chance: random.Random, seconds: float) -> list[
 
 
 def _judge_traffic(node: SoakNode, traffic: Traffic) -> list[str]:
-    failures = [(name, it) for name, found in traffic.failures().items() for it in found]
-    ours = [(name, it) for name, it in failures if not _excused(node, it)]
+    failures = [(name, item) for name, found in traffic.failures().items() for item in found]
+    ours = [(name, item) for name, item in failures if not _excused(node, item)]
     print(f"{traffic.total()} responses; failed: {len(ours)}, during external writes: ", end="")
     print(len(failures) - len(ours))
-    slow = [it for seen in traffic.seen.values() for it in seen.slow]
+    slow = [item for seen in traffic.seen.values() for item in seen.slow]
     print(
-        f"slow responses: {[it.how for it in slow if not _excused(node, it)]}, with external writes: {len(slow)}"
+        f"slow responses: {[item.how for item in slow if not _excused(node, item)]}, with external writes: {len(slow)}"
     )
     if node.repairs:
         worst, median = max(node.repairs), statistics.median(node.repairs)
         print(f"{len(node.repairs)} repairs: median {median:.2f} s, worst {worst:.2f} s")
-    return [f"{name} failed: {it.how}, from {it.begun:.2f} to {it.noticed:.2f}" for name, it in ours]
+    return [f"{name} failed: {item.how}, from {item.begun:.2f} to {item.noticed:.2f}" for name, item in ours]
 
 
 def _excused(node: SoakNode, failure: Failure) -> bool:
@@ -95,8 +390,11 @@ def _judge_rules(node: SoakNode) -> list[str]:
     different = [family for family in Family if after[family] != before[family]]
     print("rules equal to those of a fresh start:", "no" if different else "yes")
     return [
-        *(f"{it.value} differs from a fresh start: {difference(after[it], before[it])}" for it in different),
-        *(f"cleanup removed nothing from {it.value}" for it in emptied),
+        *(
+            f"{item.value} differs from a fresh start: {difference(after[item], before[item])}"
+            for item in different
+        ),
+        *(f"cleanup removed nothing from {item.value}" for item in emptied),
     ]
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.agent.observe.status import decode
-from tests.fakes.certificates import certificate
-from tests.fakes.cluster import kubeconfig, node, server
+from pykubeproxy.pages.statusz import decode
+from tests.fakes.cluster import certificate, kubeconfig, node, server
 from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch

@@ -1,10 +1,11 @@
-"""The agent as load balancers, kubelets, Prometheus and the API server see it."""
+"""Health, metrics, events and status of a running agent."""
 
 import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,10 @@ from typing import Any
 
 import pytest
 
-from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES, ApiServer
+from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES
+from pykubeproxy.pages.statusz import decode
 from tests.fakes.cluster import node, server, service, slice_of
+from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch, recorded_response
 from tests.fakes.process import HEALTH, METRICS, PROGRAM, answers, inside_a_namespace, running
@@ -29,14 +32,14 @@ TAINT = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}
 
 
 @pytest.fixture
-def api() -> Iterator[ApiServer]:
+def api() -> Iterator[FaultyApiServer]:
     """An API server in a new network namespace, which the test joins."""
     with inside_a_namespace(), server() as made:
         yield made
 
 
 @contextmanager
-def agent(api: ApiServer, tmp_path: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+def agent(api: FaultyApiServer, tmp_path: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run an agent; kill it on exit."""
     fixed = ("--hostname-override=node1", "--master", api.url)
     with running(tmp_path / "agent.log", *fixed, *flags) as process:
@@ -57,12 +60,12 @@ def slice_on(node_name: str) -> dict[str, Any]:
     return slice_
 
 
-def reasons(api: ApiServer) -> list[str]:
+def reasons(api: FaultyApiServer) -> list[str]:
     listed = fetch(int(api.url.rpartition(":")[2]), "/apis/events.k8s.io/v1/namespaces/default/events").body
     return sorted(it["reason"] for it in json.loads(listed)["items"])
 
 
-def test_health_and_metrics_of_a_node_in_service(api: ApiServer, tmp_path: Path) -> None:
+def test_health_and_metrics_of_a_node_in_service(api: FaultyApiServer, tmp_path: Path) -> None:
     """Health checks follow endpoints and taints; metrics and events are correct."""
     api.store.create(node("node1", "192.168.99.10"))
     api.store.create(
@@ -108,7 +111,7 @@ def test_health_and_metrics_of_a_node_in_service(api: ApiServer, tmp_path: Path)
         assert process.wait(5) == 0
 
 
-def test_sigterm_ends_the_first_process_of_a_container(api: ApiServer, tmp_path: Path) -> None:
+def test_sigterm_ends_the_first_process_of_a_container(api: FaultyApiServer, tmp_path: Path) -> None:
     """With status 0, as elsewhere; kube-proxy's is 2 there."""
     api.store.create(node("node1", "192.168.99.10"))
     own = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -123,7 +126,7 @@ def test_sigterm_ends_the_first_process_of_a_container(api: ApiServer, tmp_path:
             process.kill()
 
 
-def test_a_running_agent_has_all_recorded_metrics(api: ApiServer, tmp_path: Path) -> None:
+def test_a_running_agent_has_all_recorded_metrics(api: FaultyApiServer, tmp_path: Path) -> None:
     """Histograms and counters have values."""
     api.store.create(node("node1", "192.168.99.10"))
     api.store.create(
@@ -147,7 +150,7 @@ def test_a_running_agent_has_all_recorded_metrics(api: ApiServer, tmp_path: Path
         metric_name = "sync_proxy_rules_no_local_endpoints_total"
         for policy in ("external", "internal"):
             labels = f'{{ip_family="IPv4",traffic_policy="{policy}"}}'
-            eventually(lambda labels=labels: sample(metric_name, labels) == 1)  # type: ignore[misc]
+            eventually(lambda: sample(metric_name, labels) == 1)
         recorded_types = set(_TYPES.findall(recorded_response("GET :10249/metrics").body))
         # The metrics of the conntrack reconciler appear after its first run.
         eventually(lambda: recorded_types <= set(_TYPES.findall(fetch(METRICS, "/metrics").body)))
@@ -162,7 +165,7 @@ def test_a_running_agent_has_all_recorded_metrics(api: ApiServer, tmp_path: Path
         assert sample("sync_proxy_rules_iptables_last", '{ip_family="IPv4",table="nat"}') >= 1
 
 
-def test_a_node_without_rules_is_not_ready(api: ApiServer, tmp_path: Path) -> None:
+def test_a_node_without_rules_is_not_ready(api: FaultyApiServer, tmp_path: Path) -> None:
     """Without lists nothing is programmed: the agent is alive but not ready."""
     api.store.create(node("node1", "192.168.99.10"))
     api.faults.fail(500, times=1000, path="/api/v1/services")
@@ -174,7 +177,7 @@ def test_a_node_without_rules_is_not_ready(api: ApiServer, tmp_path: Path) -> No
         eventually(lambda: answers(HEALTH, "/readyz", 200))
 
 
-def test_a_health_check_port_in_use_causes_an_event(api: ApiServer, tmp_path: Path) -> None:
+def test_a_health_check_port_in_use_causes_an_event(api: FaultyApiServer, tmp_path: Path) -> None:
     """Everything else works."""
     api.store.create(node("node1", "192.168.99.10"))
     with agent(api, tmp_path, "--metrics-bind-address", f"0.0.0.0:{CHECK}", "--iptables-sync-period", "1s"):
@@ -195,10 +198,40 @@ def test_a_health_check_port_in_use_causes_an_event(api: ApiServer, tmp_path: Pa
     ],
 )
 def test_an_address_in_use_ends_the_process_with_hard_fail(
-    api: ApiServer, tmp_path: Path, flag: str, reason: str
+    api: FaultyApiServer, tmp_path: Path, flag: str, reason: str
 ) -> None:
     """With status 1, one log line and an event on the Node."""
     with agent(api, tmp_path, flag, api.url.removeprefix("http://"), "--bind-address-hard-fail") as process:
         assert process.wait(20) == 1
     assert reasons(api) == [reason]
     assert "Address already in use" in (tmp_path / "agent.log").read_text().splitlines()[-1]
+
+
+MANIFESTS = Path(__file__).parents[1] / "data" / "manifests" / "explain.yaml"
+STATUS = (sys.executable, "-c", "from pykubeproxy.cli import main; main()", "status")
+
+
+def test_page_json_and_command_agree(tmp_path: Path) -> None:
+    """An agent on manifests shows services, shares and syncs; the command reports a missing agent."""
+    flags = ("--manifests", str(MANIFESTS), "--hostname-override", "node1", "--cluster-cidr", "10.244.0.0/16")
+    with inside_a_namespace():
+        with running(tmp_path / "log", *flags):
+            eventually(lambda: b"rules in place" in (tmp_path / "log").read_bytes())
+            answer = fetch(METRICS, "/statusz?service=ns/web", accept="application/json")
+            status = decode(answer.body.encode())
+            assert (status.healthy, status.node, status.matching) == (True, "node1", 1)
+            assert {sync.family for sync in status.syncs} == {"IPv4", "IPv6"}
+            assert [(port.policy, [it.share for it in port.endpoints]) for port in status.services] == [
+                ("Cluster", [1.0, 0.0, 0.0]),
+                ("Local", [1.0, 0.0, 0.0]),
+            ]
+            page = fetch(METRICS, "/statusz", accept="text/html")
+            assert "kube-system/dns:dns-tcp" in page.body
+            assert page.headers["Cache-Control"] == "no-store"
+            assert "kube-proxy statusz" in fetch(METRICS, "/statusz").body
+            result = subprocess.run(STATUS, capture_output=True, text=True)
+            assert (result.returncode, result.stderr) == (0, "")
+            assert result.stdout.startswith("node1  ")
+        gone = subprocess.run(STATUS, capture_output=True, text=True)
+        assert (gone.returncode, gone.stdout) == (2, "")
+        assert "cannot reach an agent at http://127.0.0.1:10249: Connection refused" in gone.stderr

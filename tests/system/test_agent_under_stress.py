@@ -1,10 +1,12 @@
-"""An agent under stress: requests and signals during a sync, a missing API server, ports in use."""
+"""The agent answers and stops during long syncs, and its memory does not grow."""
 
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from pykubeproxy.lab.apiserver import ApiServer
 from tests.fakes.cluster import service
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
-from tests.fakes.process import HEALTH, METRICS, answers, running, saved
+from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, running, saved
 
 pytestmark = pytest.mark.root
 
@@ -126,3 +128,60 @@ def test_addresses_in_use_are_bound_later(api: ApiServer, tmp_path: Path) -> Non
             other.close()
         eventually(lambda: answers(HEALTH, "/healthz", 200))
         eventually(lambda: answers(METRICS, "/healthz", 200))
+
+
+# The agent with short pauses between failed requests.
+IMPATIENT = """
+import functools
+from pykubeproxy.sources import api
+api.Timing = functools.partial(api.Timing, first_pause=0.001, longest_pause=0.005)
+from pykubeproxy.cli import main
+main()
+"""
+
+
+class ClosingServer:
+    """A server that closes each connection at once, and counts them."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            self._socket.accept()[0].close()
+            self.connections += 1
+
+
+@contextmanager
+def impatient_agent(log: Path, url: str) -> Iterator[int]:
+    """Run an agent and yield its process ID."""
+    rate = ("--kube-api-qps=100000", "--kube-api-burst=100000")
+    flags = ("--hostname-override=node1", "--master", url, "--conntrack-max-per-core=0", *rate)
+    with log.open("wb") as errors:
+        process = subprocess.Popen([sys.executable, "-c", IMPATIENT, "run", *flags], stderr=errors)
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+            process.wait()
+
+
+def megabytes(pid: int) -> float:
+    """Return the resident memory of a process."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert found
+    return int(found[1]) / 1024
+
+
+def test_an_agent_that_never_reaches_the_api_server_does_not_grow(tmp_path: Path) -> None:
+    """Without garbage collection, 2000 failed requests take more than 20 MB."""
+    with inside_a_namespace():
+        api = ClosingServer()
+        with impatient_agent(tmp_path / "agent.log", api.url) as pid:
+            eventually(lambda: api.connections >= 1000, 60)
+            before = megabytes(pid)
+            eventually(lambda: api.connections >= 3000, 60)
+            assert megabytes(pid) - before < 5

@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from pykubeproxy.inspect.preflight import cluster
-from pykubeproxy.inspect.preflight.report import Finding
+from pykubeproxy.inspect.check import this_node as checks
+from pykubeproxy.inspect.check.report import Finding
 from pykubeproxy.sources import Client
-from pykubeproxy.sources.access import access
+from pykubeproxy.sources.queries import server_access
 from tests.fakes.canned import CannedServer, whole
-from tests.fakes.certificates import certificate, write_certificate
-from tests.fakes.cluster import node, server, unverified
+from tests.fakes.cluster import certificate, node, server, unverified, write_certificate
 from tests.fakes.process import CHECK, inside_a_namespace, run_check
 
 Grants = Callable[[dict[str, str]], bool]
@@ -85,7 +84,7 @@ def asked_of(url: str, name: str = "n1", as_agent: bool = True) -> dict[str, Fin
 
 
 def asked_by(client: Client, name: str = "n1", as_agent: bool = True) -> dict[str, Finding]:
-    found = cluster.cluster(access(client, name), name, as_agent)
+    found = checks.api_server(server_access(client, name), name, as_agent)
     return {finding.check: finding for finding in found}
 
 
@@ -240,7 +239,8 @@ def check_in_a_pod(url: str, files: Path, code: int, agent: bool = False) -> dic
         [*entering, *CHECK], capture_output=True, text=True, env={**os.environ, **environment}, timeout=60
     )
     assert outcome.returncode == code, outcome.stdout + outcome.stderr
-    return json.loads(outcome.stdout)
+    (found,) = json.loads(outcome.stdout)["nodes"]
+    return dict(found)
 
 
 @pytest.mark.root

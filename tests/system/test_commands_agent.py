@@ -61,7 +61,7 @@ def test_diff_finds_no_difference(pod: None) -> None:
 
 def test_check_uses_its_configuration(pod: None) -> None:
     outcome = bare("check", "-o", "json")
-    document = json.loads(outcome.stdout)
+    (document,) = json.loads(outcome.stdout)["nodes"]
     assert (document["node"], document["configuration"]) == (
         "node1",
         f"agent at http://127.0.0.1:{METRICS}",

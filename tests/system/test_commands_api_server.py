@@ -55,7 +55,10 @@ def test_explain_requests_only_needed_objects(api: ApiServer) -> None:
     assert result.stdout.startswith("On n1 in z1:\n\ndefault/a  TCP IPv4\n")
     assert "     50%  10.1.0.1:8080  ready\n" in result.stdout
     both = json.loads(explained(api, "a", *HERE, "-o", "json").stdout)
-    assert [(it["namespace"], len(it["policies"][0]["endpoints"])) for it in both["services"]] == [
+    assert [
+        (it["namespace"], len(it["ports"][0]["policies"][0]["groups"][0]["endpoints"]))
+        for it in both["services"]
+    ] == [
         ("default", 2),
         ("other", 0),
     ]
@@ -83,9 +86,12 @@ def test_unwatched_services_are_explained(api: ApiServer) -> None:
 def test_explain_for_another_node(api: ApiServer) -> None:
     """The API server has its zone; an unknown Node is one line on standard error."""
     result = explained(api, "default/a", *HERE, "--node", "n2")
-    assert (result.stdout.splitlines()[0], result.stderr) == ("On n2 in z2:", "")
+    assert ("    On n2 in z2" in result.stdout, result.stderr) == (True, "")
     result = explained(api, "default/a", "--hostname-override", "n9")
-    assert result.stderr == "The API server has no Node n9; use --hostname-override to select another one.\n"
+    assert (
+        result.stderr
+        == "Note: the API server has no Node n9; use --hostname-override to select another one.\n"
+    )
     assert result.stdout.startswith("On n9, zone unknown:\n")
 
 

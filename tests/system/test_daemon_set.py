@@ -1,7 +1,4 @@
-"""The DaemonSet's containers, run without a kubelet.
-
-Arguments, environment, mounts and capabilities come from the manifests; the root file system is read-only.
-"""
+"""The DaemonSet's containers, run without a kubelet, with their permissions and capabilities."""
 
 import os
 import subprocess
@@ -9,16 +6,30 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
-from pykubeproxy.lab.apiserver import ApiServer
-from tests.fakes.certificates import write_certificate
-from tests.fakes.cluster import node, server, service, slice_of
+from pykubeproxy.kernel import Runner
+from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, ApiServer
+from pykubeproxy.objects import Family
+from tests.fakes.cluster import node, server, service, slice_of, write_certificate
+from tests.fakes.cluster import node as node_object
+from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
-from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, saved
+from tests.fakes.http_client import fetch
+from tests.fakes.process import (
+    HEALTH,
+    METRICS,
+    PROGRAM,
+    answers,
+    capabilities_of,
+    confined,
+    inside_a_namespace,
+    saved,
+)
+from tests.kernel.udp_node import NODE_PORT, PORT, VIP, UdpNode, udp_node
 
 pytestmark = pytest.mark.root
 
@@ -26,7 +37,6 @@ PROJECT = Path(__file__).parents[2]
 BASE = PROJECT / "manifests/base"
 ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
 _TIMEOUT = 60.0  # seconds
-PROGRAM = [sys.executable, "-c", "from pykubeproxy.cli import main; main()"]
 # A mount namespace with a service account, a configuration and the files of locks; all else is read-only.
 MOUNTS = f"""
 mount -t tmpfs tmpfs /run; mkdir -p {ACCOUNT}; cp "$GIVEN"/token "$GIVEN"/ca.crt {ACCOUNT}/
@@ -38,6 +48,7 @@ mount -o remount,bind,ro /run; mount -o remount,bind,ro /
 if touch /var/tried /run/tried 2>/dev/null; then exit 9; fi
 exec "$@"
 """
+COMMAND = [sys.executable, "-c", "from pykubeproxy.cli import main; main()"]
 
 
 def containers() -> dict[str, dict[str, Any]]:
@@ -50,10 +61,10 @@ def command(container: dict[str, Any], environment: dict[str, str]) -> list[str]
     arguments = [it.replace("$(NODE_NAME)", environment["NODE_NAME"]) for it in container["args"]]
     context = container["securityContext"]
     if context.get("privileged"):
-        return [*PROGRAM, *arguments]
+        return [*COMMAND, *arguments]
     kept = ",".join(f"+{name.lower()}" for name in context["capabilities"]["add"])
     assert context["capabilities"]["drop"] == ["ALL"]
-    return ["setpriv", "--no-new-privs", f"--bounding-set=-all,{kept}", *PROGRAM, *arguments]
+    return ["setpriv", "--no-new-privs", f"--bounding-set=-all,{kept}", *COMMAND, *arguments]
 
 
 @contextmanager
@@ -100,7 +111,7 @@ def granted() -> set[tuple[str, str]]:
     }
 
 
-def requested(api: ApiServer) -> set[tuple[str, str]]:
+def requested(api: FaultyApiServer) -> set[tuple[str, str]]:
     return {(it.verb, it.resource) for it in api.requests.entries()}
 
 
@@ -126,7 +137,7 @@ def test_the_containers_work_with_their_granted_permissions(pod_files: Path) -> 
         with started(container["agent"], environment, pod_files / "agent.log") as process:
             for probe in ("livenessProbe", "readinessProbe"):
                 path = container["agent"][probe]["httpGet"]["path"]
-                eventually(lambda path=path: answers(HEALTH, path, 200), _TIMEOUT)
+                eventually(lambda: answers(HEALTH, path, 200), _TIMEOUT)
             live = saved(f"iptables-{(pod_files / 'backend').read_text()}-save")
             assert any("10.96.0.10/32" in line for line in live)
             assert answers(METRICS, "/metrics", 200)
@@ -136,3 +147,121 @@ def test_the_containers_work_with_their_granted_permissions(pod_files: Path) -> 
     log = (pod_files / "agent.log").read_text()
     assert "warning" not in log, log
     assert "error" not in log, log
+
+
+# linux/capability.h
+NET_ADMIN, NET_RAW = 1 << 12, 1 << 13
+NEEDED = {"nft": ("net_admin",), "legacy": ("net_admin", "net_raw")}
+BITS = {"nft": NET_ADMIN, "legacy": NET_ADMIN | NET_RAW}
+
+
+class ConfinedAgent(NamedTuple):
+    """An agent on a node with its API server, log and configuration."""
+
+    node: UdpNode
+    api: ApiServer
+    process: subprocess.Popen[bytes]
+    log: Path
+    config: Path
+    save: str
+
+
+def configuration(backend: str, **fields: object) -> str:
+    return yaml.safe_dump(
+        {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "clusterCIDR": "10.244.0.0/16",
+            # The conntrack table size and the OOM score concern the whole machine.
+            "conntrack": {"maxPerCore": 0, "min": 0, "tcpCloseWaitTimeout": "50m"},
+            "oomScoreAdj": int(Path("/proc/self/oom_score_adj").read_text()),
+            "pykubeproxy": {"iptablesBackend": backend},
+            **fields,
+        }
+    )
+
+
+@pytest.fixture(params=["nft", "legacy"])
+def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ConfinedAgent]:
+    """After a privileged `--init-only`, an agent with only the required capabilities."""
+    backend, config, log = request.param, tmp_path / "config.yaml", tmp_path / "agent.log"
+    config.write_text(configuration(backend))
+    with udp_node(Family.IPV4, Runner((), {}), "one", "two") as node, node.node.entered(), server() as api:
+        api.store.create(node_object("node1", node.node_address()))
+        ports = [{"port": PORT, "protocol": "UDP", "nodePort": NODE_PORT}]
+        api.store.create(service("dns", type="NodePort", clusterIP=VIP[Family.IPV4], ports=ports))
+        api.store.create(dns(node, "one"))
+        flags = ("--config", str(config), "--master", api.url, "--hostname-override=node1")
+        subprocess.run([*PROGRAM, *flags, "--init-only"], check=True, capture_output=True)
+        with confined(log, tmp_path / "lock", NEEDED[backend], *flags) as process:
+            eventually(lambda: answers(HEALTH, "/readyz", 200) or process.poll() is not None)
+            assert process.poll() is None, log.read_text()
+            assert capabilities_of(process) == (BITS[backend], True)
+            yield ConfinedAgent(node, api, process, log, config, f"iptables-{backend}-save")
+
+
+def dns(node: UdpNode, *pods: str) -> dict[str, object]:
+    made = slice_of("dns", *(node.address(pod) for pod in pods))
+    return {**made, "ports": [{"port": PORT, "protocol": "UDP"}]}
+
+
+def test_an_agent_with_least_privilege_works(agent: ConfinedAgent) -> None:
+    """Packets, stale flows, drift, events and a configuration change, without a permission error."""
+    node, api = agent.node, agent.api
+    clients = node.client(VIP[Family.IPV4]), node.client(node.node_address(), NODE_PORT)
+    assert all(client.reaches("one") for client in clients)
+
+    # These clients keep their source port, so they reach the new pod only if their flows are deleted.
+    endpoints = dns(node, "two")["endpoints"]
+    api.store.merge_patch(ENDPOINT_SLICES, "default", "dns", {"endpoints": endpoints})
+    assert all(client.reaches("two") for client in clients)
+
+    main = agent.save.removesuffix("-save")
+    for argument in ("-F", "-X"):
+        environment = {
+            "XTABLES_LOCKFILE": str(agent.log.with_name("lock")),
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        }
+        subprocess.run([main, "-t", "nat", argument], check=True, env=environment)
+    # Far below the 30 s of the periodic check.
+    eventually(lambda: any("--to-destination" in rule for rule in saved(agent.save)), seconds=20)
+    assert node.client(VIP[Family.IPV4]).reaches("two")
+
+    port = int(api.url.rpartition(":")[2])
+    eventually(lambda: "Starting" in fetch(port, "/apis/events.k8s.io/v1/namespaces/default/events").body)
+    log = agent.log.read_text()
+    for word in ("ermission", "ermitted", "kernel setting failed", "Traceback", "CAP_"):
+        assert word not in log
+    assert agent.process.poll() is None
+
+    backend = agent.save.split("-")[1]
+    agent.config.write_text(configuration(backend, iptables={"masqueradeAll": True}))
+    assert agent.process.wait(20) == 1
+    assert any("--to-destination" in rule for rule in saved(agent.save))
+
+
+@pytest.mark.parametrize(
+    ("backend", "given", "missing"),
+    [
+        ("nft", (), "CAP_NET_ADMIN"),
+        ("legacy", ("net_admin",), "CAP_NET_RAW"),
+        ("legacy", ("net_raw",), "CAP_NET_ADMIN"),
+    ],
+)
+def test_a_missing_capability_is_named(
+    tmp_path: Path, backend: str, given: tuple[str, ...], missing: str
+) -> None:
+    """In one line."""
+    config, log = tmp_path / "config.yaml", tmp_path / "agent.log"
+    config.write_text(configuration(backend))
+    manifests = tmp_path / "none.yaml"
+    manifests.write_text("")
+    flags = ("--config", str(config), "--manifests", str(manifests), "--hostname-override=node1", "--once")
+    with (
+        udp_node(Family.IPV4, Runner((), {})) as node,
+        node.node.entered(),
+        confined(log, tmp_path / "lock", given, *flags) as process,
+    ):
+        assert process.wait(30) == 1
+    assert missing in log.read_text()
+    assert "Traceback" not in log.read_text()

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from pykubeproxy.agent.observe.status import decode
-from pykubeproxy.lab.prober import Target
+from pykubeproxy.lab.prober import ProbeTarget
+from pykubeproxy.pages.statusz import decode
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
@@ -148,7 +148,7 @@ FAULTS = {
 def test_the_agent_recovers(agent_node: AgentNode, name: str) -> None:
     """Services stay served, and changes during the fault are applied soon after it."""
     api, fault = agent_node.api, FAULTS[name]
-    route = TrafficRoute("cluster IP", Target("10.96.0.10", 80))
+    route = TrafficRoute("cluster IP", ProbeTarget("10.96.0.10", 80))
     with agent_node.running() as agent, Traffic([route]) as traffic:
         api.requests.clear()
         begun = time.monotonic()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import pykubeproxy
-from pykubeproxy.lab.apiserver import ApiServer
 from tests.fakes.cluster import service, slice_of
+from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, METRICS, PROGRAM, answers, saved
@@ -30,38 +30,38 @@ main()
 SHORT_QUEUE = (
     sys.executable,
     "-c",
-    "from pykubeproxy.cli import log_queue, main; log_queue.LogQueue.__init__.__defaults__ = (2,); main()",
+    "from pykubeproxy.cli import logs, main; logs.LogQueue.__init__.__defaults__ = (2,); main()",
     "run",
     "-v=4",
 )
 # Modules that read the wall clock, and why: to show or send a time, never to wait for one.
 READERS = {
-    "agent/observe/status_service.py": "the times on the status page",
+    "agent/observe/status.py": "the times on the status page",
     "agent/observe/events.py": "the times of an Event",
     "agent/observe/health.py": "lastUpdated on /healthz",
     "agent/observe/observers.py": "metrics that are times, and the latency since the API server's own time stamp",
-    "agent/observe/pages.py": "the times on /statusz",
-    "agent/standby_pages.py": "the times on the status page",
-    "agent/quarantine/quarantine.py": "since when a Service is quarantined",
+    "agent/observe/handlers.py": "the times on /statusz",
+    "agent/observe/listeners.py": "the times on the status page",
+    "agent/quarantine.py": "since when a Service is quarantined",
     "sources/plugin.py": "when the credentials of a plugin expire",
     "sources/manifests.py": "files that have just changed are read once more",
 }
 
 
-def assert_follows_changes(api: ApiServer, process: subprocess.Popen[bytes]) -> None:
+def assert_follows_changes(api: FaultyApiServer, process: subprocess.Popen[bytes]) -> None:
     """Wait until the agent serves and applies changes one by one."""
     eventually(lambda: answers(HEALTH, "/readyz", 200), 30)
     for number in range(20, 23):
         address = f"10.96.0.{number}"
         api.store.create(service(f"s{number}", clusterIP=address))
         api.store.create(slice_of(f"s{number}", "10.244.0.5"))
-        eventually(lambda address=address: any(address in rule for rule in saved()), 20)
+        eventually(lambda: any(address in rule for rule in saved()), 20)
     assert process.poll() is None
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("log", ["disk-full", "reader-gone"])
-def test_an_unwritable_log_does_not_stop_the_agent(api: ApiServer, log: str) -> None:
+def test_an_unwritable_log_does_not_stop_the_agent(api: FaultyApiServer, log: str) -> None:
     """Only log lines are lost."""
     if log == "disk-full":
         errors = os.open("/dev/full", os.O_WRONLY)
@@ -84,7 +84,7 @@ def test_an_unwritable_log_does_not_stop_the_agent(api: ApiServer, log: str) -> 
 
 
 @pytest.mark.root
-def test_a_stalled_log_reader_does_not_stop_the_agent(api: ApiServer) -> None:
+def test_a_stalled_log_reader_does_not_stop_the_agent(api: FaultyApiServer) -> None:
     """Log lines are dropped and counted; when the reader returns, a line says how many. SIGTERM ends the agent."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -111,7 +111,7 @@ def test_a_stalled_log_reader_does_not_stop_the_agent(api: ApiServer) -> None:
 
 
 @pytest.mark.root
-def test_a_jumping_wall_clock_delays_nothing(api: ApiServer, tmp_path: Path) -> None:
+def test_a_jumping_wall_clock_delays_nothing(api: FaultyApiServer, tmp_path: Path) -> None:
     """It jumps by ten years in both directions at every read."""
     command = [sys.executable, "-c", JUMPING, "run", "--master", api.url, "--hostname-override=node1"]
     with (tmp_path / "log").open("wb") as log:

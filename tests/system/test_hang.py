@@ -26,9 +26,9 @@ PAGES = ("/livez", "/readyz", "/healthz")
 PROGRAM = """
 import os, time
 from pykubeproxy.agent import family
-from pykubeproxy.agent.observe import heartbeat
+from pykubeproxy.agent.observe import health
 from pykubeproxy.cli import main
-heartbeat.HUNG_AFTER = 2.0
+health.HUNG_AFTER = 2.0
 real = family.rule_context
 def hang(*arguments):
     while os.path.exists({file!r}):

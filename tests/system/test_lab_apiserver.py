@@ -5,6 +5,9 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,15 +21,19 @@ SERVICE = {
 NODE_LIST = {"apiVersion": "v1", "kind": "NodeList", "items": [{"metadata": {"name": "n1"}}]}
 
 
+Start = Callable[..., tuple[subprocess.Popen[str], str]]
+
+
 @pytest.fixture
-def start():
-    """Starts the server with some options; returns the process and the first line it prints."""
+def start() -> Iterator[Start]:
+    """Return a function that starts the server with some options and returns the process and its first line."""
     started = []
 
-    def run(*options):
+    def run(*options: str) -> tuple[subprocess.Popen[str], str]:
         command = [sys.executable, "-m", "pykubeproxy.lab.apiserver", *options]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(process)
+        assert process.stdout
         return process, process.stdout.readline().strip()
 
     yield run
@@ -35,13 +42,13 @@ def start():
         process.communicate()
 
 
-def get(url, token=None):
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+def get(url: str, token: str) -> Any:
+    headers = {"Authorization": f"Bearer {token}"}
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
         return json.loads(answer.read())
 
 
-def test_serves_objects_from_a_file_and_leaves_at_sigterm(start, tmp_path):
+def test_serves_objects_from_a_file_and_leaves_at_sigterm(start: Start, tmp_path: Path) -> None:
     """The first line is its URL; it serves the file's objects and exits 0."""
     (tmp_path / "objects.yaml").write_text(yaml.safe_dump_all([SERVICE, NODE_LIST]))
     config = tmp_path / "kubeconfig"
@@ -56,6 +63,7 @@ def test_serves_objects_from_a_file_and_leaves_at_sigterm(start, tmp_path):
         assert json.loads(events.readline())["type"] == "ADDED"
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
+    assert process.stderr
     assert process.stderr.read() == ""
 
 
@@ -68,8 +76,9 @@ def test_serves_objects_from_a_file_and_leaves_at_sigterm(start, tmp_path):
         (["--objects", "/nonexistent"], "does not exist"),
     ],
 )
-def test_wrong_options_end_with_a_message(start, options, message):
+def test_wrong_options_end_with_a_message(start: Start, options: list[str], message: str) -> None:
     """A non-zero exit and a line that says what is wrong."""
     process, _ = start(*options)
     assert process.wait(10) != 0
+    assert process.stderr
     assert message in process.stderr.read()

@@ -13,7 +13,7 @@ from pykubeproxy.lab.scenarios import SCENARIOS, Scenario, ScenarioFailed
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import names
 from pykubeproxy.rules.ruleset import ChainKey
-from tests.fakes.crowd import Crowd
+from tests.fakes.traffic import Crowd
 from tests.trace_check import TraceCheck
 
 pytestmark = pytest.mark.root

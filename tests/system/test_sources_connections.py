@@ -1,15 +1,23 @@
-"""Which requests share a connection, and what makes the client open a new one."""
+"""Which requests share a connection, what opens a new one, and compressed responses."""
 
+import gzip
+import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from structlog.testing import capture_logs
 
-from pykubeproxy.sources import Client, SourceError, api_watches, credential_store
-from tests.fakes.certificates import certificate
-from tests.fakes.cluster import SHORT, server
+from pykubeproxy.http import Handler, Request, Response
+from pykubeproxy.lab.apiserver import SERVICES, ApiServer
+from pykubeproxy.objects import Deleted, Key, Kind, Listed
+from pykubeproxy.sources import Client, SourceError, api_watches, credential_store, wire
+from tests.fakes.canned import CannedServer, whole
+from tests.fakes.cluster import SHORT, certificate, server, service, watches
+from tests.fakes.follower import Follower, eventually
 from tests.fakes.relay import Relay
 
 
@@ -86,3 +94,155 @@ def test_idle_connections_are_dropped_after_a_timeout(setting: Setting) -> None:
         setting.watch.once()
     setting.relay.frozen.clear()
     assert setting.connections() == 2
+
+
+TOO_LARGE = "it has more than 16 MiB"
+NAMES = [f"s{number:03}" for number in range(300)]
+
+
+def long_service(name: str, length: int = 500) -> dict[str, Any]:
+    """A Service with a long note."""
+    made = service(name)
+    made["metadata"]["annotations"] = {"note": "x" * length}
+    return made
+
+
+class Exchange(NamedTuple):
+    """The Accept-Encoding of a request, and the Content-Encoding of its response."""
+
+    watch: bool
+    accepted: str
+    encoding: str | None
+
+
+def recording_server(exchanges: list[Exchange]) -> ApiServer:
+    """Return a server with 300 Services that records its exchanges."""
+
+    def middleware(handler: Handler) -> Handler:
+        def handle(request: Request) -> Response:
+            response = handler(request)
+            accepted, headers = request.headers.get("accept-encoding", ""), dict(response.headers)
+            exchanges.append(
+                Exchange("watch=true" in request.query, accepted, headers.get("Content-Encoding"))
+            )
+            return response
+
+        return handle
+
+    api = ApiServer(middleware=middleware)
+    api.store.load(map(long_service, NAMES))
+    return api
+
+
+def test_lists_are_compressed_and_watches_are_not() -> None:
+    """As with kube-proxy, whose watches the server never compresses."""
+    exchanges: list[Exchange] = []
+    with recording_server(exchanges) as api, Follower(watches(api.url, Kind.SERVICE)) as follower:
+        follower.sees(*NAMES)
+        eventually(lambda: len(exchanges) >= 2)
+        api.store.create(service("new"))
+        follower.sees(*NAMES, "new")
+    assert exchanges[:2] == [Exchange(False, "gzip", "gzip"), Exchange(True, "identity", None)]
+
+
+def test_kubeconfig_can_disable_compression(tmp_path: Path) -> None:
+    exchanges: list[Exchange] = []
+    with recording_server(exchanges) as api:
+        file = api.kubeconfig(tmp_path / "kubeconfig")
+        content = yaml.safe_load(file.read_text())
+        content["clusters"][0]["cluster"]["disable-compression"] = True
+        file.write_text(yaml.safe_dump(content))
+        services, *_ = api_watches(Client(str(file)), "n1")
+        (listed,) = services.once()
+    assert isinstance(listed, Listed)
+    assert len(listed.objects) == len(NAMES)
+    assert exchanges == [Exchange(False, "identity", None)]
+
+
+def test_an_incomplete_compressed_list_is_retried() -> None:
+    """It is one warning, even if the HTTP response is complete."""
+    with server() as api, capture_logs() as lines:
+        api.store.load(map(long_service, NAMES))
+        api.faults.truncate(2, verb="list")
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees(*NAMES)
+    reasons = [str(line["reason"]) for line in lines if line["log_level"] == "warning"]
+    assert len(reasons) == 1
+    assert reasons[0].startswith("the API server's response ended in the middle of gzip data")
+
+
+def test_a_bomb_is_a_failure() -> None:
+    """After 16 MiB without an object, the rest is not unpacked; there is one request."""
+    bomb = whole(gzip.compress(bytes(1 << 28), 9), headers="Content-Encoding: gzip\r\n")
+    with CannedServer(lambda _, connection: connection.sendall(bomb)) as canned:
+        with pytest.raises(SourceError, match="more than 16777216 bytes that are no object"):
+            watches(canned.url, Kind.SERVICE)[0].once()
+        assert len(canned.requests) == 1
+
+
+def test_a_bomb_of_objects_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the first page, which has no limit."""
+    monkeypatch.setattr(wire, "_MAX_OBJECTS", 10_000)
+    item = b'{"metadata":{"name":"a"},"spec":{}}'
+    head = b'{"kind":"ServiceList","metadata":{"resourceVersion":"1"},"items":['
+    bomb = whole(gzip.compress(head + b",".join([item] * 1_000_000), 9), headers="Content-Encoding: gzip\r\n")
+    with CannedServer(lambda _, connection: connection.sendall(bomb)) as canned:
+        with pytest.raises(SourceError, match="no end: more than 10000 objects"):
+            watches(canned.url, Kind.SERVICE)[0].once()
+        assert len(canned.requests) == 1
+
+
+def test_large_objects_cost_no_requests() -> None:
+    """Every API server accepts an externalName of 1.4 million commas."""
+    with server() as api:
+        api.store.load(map(service, NAMES))
+        for number in range(4):
+            api.store.create(service(f"x{number}", type="ExternalName", externalName="," * 1_400_000))
+        (listed,) = watches(api.url, Kind.SERVICE)[0].once()
+        assert len(api.requests.entries("list")) == 1
+    assert isinstance(listed, Listed)
+    assert [it.key.name for it in listed.objects] == [*NAMES, "x0", "x1", "x2", "x3"]
+
+
+def test_an_object_that_is_too_large_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In lists and watches, compressed or not. The log names it once per version, and an event follows."""
+    limit, length = 300_000, 500_000
+    monkeypatch.setattr(wire.page, "__defaults__", (limit,))
+    monkeypatch.setattr(wire.lines, "__defaults__", (limit,))
+    too_large = Key("default", "large")
+    with server() as api, capture_logs() as lines:
+        api.store.load(map(service, NAMES))
+        api.store.create(long_service("large", length))
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees(*NAMES)
+            eventually(lambda: Deleted(Kind.SERVICE, too_large, TOO_LARGE) in follower.events)
+            # A smaller version is served, and so is any other object; a larger one is like a deletion.
+            note = {"metadata": {"annotations": {"note": "short"}}}
+            api.store.merge_patch(SERVICES, "default", "large", note)
+            follower.sees(*NAMES, "large")
+            api.store.create(long_service("larger", length))
+            note["metadata"]["annotations"]["note"] = "x" * length
+            api.store.merge_patch(SERVICES, "default", "large", note)
+            api.store.create(service("new"))
+            follower.sees(*NAMES, "new")
+            api.store.delete(SERVICES, "default", "larger")
+            api.store.create(service("newer"))
+            follower.sees(*NAMES, "new", "newer")
+            assert follower.lists() == 1
+        assert len(api.requests.entries("watch")) == 1
+    skipped = [str(line["reason"]) for line in lines if line["event"] == "object skipped"]
+    assert skipped == [
+        f"Service default/{name} is skipped: {TOO_LARGE}" for name in ("large", "larger", "large")
+    ]
+    assert not [line for line in lines if line["event"] == "watch failed"]
+
+
+def test_the_reason_of_a_compressed_error_is_shown() -> None:
+    """A proxy in between may compress short responses too."""
+    status = gzip.compress(json.dumps({"kind": "Status", "message": "no role for you"}).encode())
+
+    def answer(_: str, connection: socket.socket) -> None:
+        connection.sendall(whole(status, "403 Forbidden", "Content-Encoding: gzip\r\n"))
+
+    with CannedServer(answer) as canned, pytest.raises(SourceError, match=r"\(403: no role for you\)"):
+        watches(canned.url, Kind.SERVICE)[0].once()

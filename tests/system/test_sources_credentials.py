@@ -1,18 +1,22 @@
-"""Wrong, expired and renewed credentials, and TLS."""
+"""Wrong, expired and renewed credentials, TLS, and commands in pods."""
 
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.lab.apiserver import ApiServer
+from pykubeproxy.lab.apiserver import ApiServer, Sandbox
 from pykubeproxy.objects import Kind
 from pykubeproxy.sources import Client, SourceError, Watch, api_watches, credential_store
-from tests.fakes.certificates import certificate
-from tests.fakes.cluster import SHORT, kubeconfig, server, service
+from pykubeproxy.sources.failures import Failure, Unauthorized, Unreachable
+from pykubeproxy.sources.pods import CommandOutput, ContainerRef, run_in_pod
+from tests.fakes.cluster import SHORT, certificate, kubeconfig, server, service
+from tests.fakes.faulty_apiserver import Order
 from tests.fakes.follower import Follower, eventually
+from tests.fakes.relay import Relay
 
 
 def services(api: ApiServer, folder: Path, **user: Any) -> Watch:
@@ -151,3 +155,94 @@ def test_name_that_does_not_resolve() -> None:
     """The name is in the message."""
     with pytest.raises(SourceError, match=r"cannot resolve the name in http://no-such-host\.invalid:6443"):
         api_watches(Client(master="http://no-such-host.invalid:6443"), "n1")[0].once()
+
+
+# Only a proxy could resolve it.
+NAME = "api.example:6443"
+AT = ContainerRef("default", "one", "main")
+POD: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "one", "namespace": "default"},
+    "spec": {"nodeName": "n1", "containers": [{"name": "main", "image": "x"}]},
+    "status": {"phase": "Running"},
+}
+Connect = Callable[..., Client]
+
+
+@pytest.fixture
+def api(tls: tuple[Path, Path]) -> Iterator[ApiServer]:
+    with server(tls=tls, token="right", runtime=lambda _: Sandbox()) as api:
+        api.store.create(POD)
+        yield api
+
+
+@pytest.fixture
+def connect(api: ApiServer, tls: tuple[Path, Path], tmp_path: Path) -> Connect:
+    """Return a function that makes a client of the server by a name that only a proxy resolves."""
+
+    def client(token: str = "right", **more: str) -> Client:
+        cluster = {"server": f"https://{NAME}", "tls-server-name": "127.0.0.1"}
+        settings = cluster | {"certificate-authority": str(tls[0])} | more
+        return Client(str(kubeconfig(api, tmp_path / "kubeconfig", settings, {"token": token})), qps=-1)
+
+    return client
+
+
+def echo(client: Client) -> CommandOutput:
+    return run_in_pod(client, AT, ("sh", "-c", "echo out; echo err >&2; exit 3"))
+
+
+def test_http_proxy(api: ApiServer, connect: Connect) -> None:
+    with Relay(int(api.url.rpartition(":")[2]), proxy=True) as relay:
+        assert echo(connect(**{"proxy-url": f"http://127.0.0.1:{relay.port}"})) == (b"out\n", "err\n", 3)
+    assert relay.asked[0].startswith(f"CONNECT {NAME} HTTP/1.")
+
+
+def test_socks_proxy(api: ApiServer, connect: Connect) -> None:
+    with Relay(int(api.url.rpartition(":")[2]), socks=True) as relay:
+        assert echo(connect(**{"proxy-url": f"socks5://127.0.0.1:{relay.port}"})) == (b"out\n", "err\n", 3)
+    assert relay.asked == [NAME]
+
+
+def test_wrong_token(api: ApiServer, connect: Connect) -> None:
+    with pytest.raises(Unauthorized):
+        echo(connect("wrong", server=api.url))
+
+
+def test_server_with_another_name(api: ApiServer, connect: Connect) -> None:
+    with pytest.raises(Unreachable, match="no TLS connection"):
+        echo(connect(server=api.url, **{"tls-server-name": "other"}))
+
+
+def test_large_output_over_tls(api: ApiServer, connect: Connect) -> None:
+    size = 3 << 20
+    output = run_in_pod(connect(server=api.url), AT, ("head", "-c", str(size), "/dev/zero")).output
+    assert output == bytes(size)
+
+
+def test_end_of_time_ends_the_command(api: ApiServer, connect: Connect) -> None:
+    """A server that stalls holds up nobody, and is told that its client has left."""
+    with pytest.raises(Failure, match="sleep in pod default/one did not end within 0 s"):
+        run_in_pod(connect(server=api.url), AT, ("sleep", "60"), seconds=0.3)
+
+
+def test_connection_that_breaks(api: ApiServer, connect: Connect) -> None:
+    api.faults.apply(Order(do="truncate", path="/exec"))  # type: ignore[attr-defined]
+    with pytest.raises(Unreachable, match="broke"):
+        echo(connect(server=api.url))
+
+
+def test_program_that_is_missing(api: ApiServer, connect: Connect) -> None:
+    with pytest.raises(Failure, match="the image of pod default/one has no no-such-program"):
+        run_in_pod(connect(server=api.url), AT, ("no-such-program",))
+
+
+def test_container_that_is_missing(api: ApiServer, connect: Connect) -> None:
+    with pytest.raises(Failure, match="cannot exec into container other of pod default/one"):
+        run_in_pod(connect(server=api.url), AT._replace(name="other"), ("true",))
+
+
+def test_unreachable_server(tls: tuple[Path, Path], api: ApiServer, connect: Connect) -> None:
+    with pytest.raises(Unreachable, match=r"no connection to https://127.0.0.1:1"):
+        echo(connect(server="https://127.0.0.1:1"))

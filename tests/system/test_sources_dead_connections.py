@@ -15,8 +15,7 @@ from structlog.testing import capture_logs
 from pykubeproxy.sources import Client, Watch, api_watches
 from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.transport import Keepalive
-from tests.fakes.certificates import certificate
-from tests.fakes.cluster import SHORT, server, service
+from tests.fakes.cluster import SHORT, certificate, server, service
 from tests.fakes.follower import Follower, eventually
 from tests.fakes.process import dropped, inside_a_namespace
 from tests.fakes.relay import Relay, behind_a_relay

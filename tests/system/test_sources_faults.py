@@ -1,24 +1,32 @@
-"""Watches of a faulty API server."""
+"""Watches of a faulty API server, endless responses, and responses byte by byte."""
 
+import itertools
+import json
 import re
+import socket
 import time
+from contextlib import suppress
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from pykubeproxy.lab.apiserver import SERVICES, Store
-from pykubeproxy.objects import Deleted, Key, Kind
-from pykubeproxy.sources import SourceError
+from pykubeproxy.objects import Deleted, Key, Kind, Service, Updated
+from pykubeproxy.sources import Client, SourceError, api_watches
+from pykubeproxy.sources.contact import Contact
+from tests.fakes.canned import CHUNKED, CannedServer, chunk, whole
 from tests.fakes.cluster import SHORT, node, server, service, slice_of, watches
 from tests.fakes.follower import Follower, eventually
 
 
-def warnings(lines: list[dict[str, object]]) -> list[str]:
+def warnings(lines: list[EventDict]) -> list[str]:
     """The reasons of the warnings."""
     return [str(line.get("reason", line["event"])) for line in lines if line["log_level"] == "warning"]
 
 
-def failures(lines: list[dict[str, object]]) -> list[str]:
+def failures(lines: list[EventDict]) -> list[str]:
     """The reasons of failed watches, also those that belong to an outage of the server."""
     return [str(line["reason"]) for line in lines if line["event"] == "watch failed"]
 
@@ -75,7 +83,7 @@ def test_compacted_history_is_listed_again() -> None:
             follower.sees("a", "c")
             assert follower.lists() == 2
         assert "resourceVersion=0" not in api.requests.entries("list")[-1].query
-        assert not [it for it in warnings(lines) if "410" in it]
+        assert not [text for text in warnings(lines) if "410" in text]
 
 
 def test_versions_that_always_expire_are_no_hot_loop() -> None:
@@ -197,7 +205,7 @@ def test_unreachable_server() -> None:
         with api:
             follower.sees("a")
     assert failures(lines)[0] == f"no connection to {api.url}: Connection refused"
-    assert len([it for it in failures(lines) if "refused" in it]) == 1
+    assert len([text for text in failures(lines) if "refused" in text]) == 1
 
 
 def test_state_stays_while_the_server_is_away() -> None:
@@ -230,14 +238,16 @@ def test_object_that_cannot_be_decoded() -> None:
             follower.sees("b")
             assert follower.lists() == 2  # with both bad objects in it, of the versions known
             api.store.replace(service("a", clusterIP=5, type="NodePort"), verbatim=True)
-            eventually(lambda: sum("default/a is" in it for it in warnings(lines)) == 2)
+            eventually(lambda: sum("default/a is" in text for text in warnings(lines)) == 2)
             api.store.delete(SERVICES, "default", "bad")
             api.store.create(service("end"))
             follower.sees("b", "end")
             api.store.replace(service("a", clusterIP="10.96.0.77"), verbatim=True)
             follower.sees("a", "b", "end")
-    skipped = [it for it in warnings(lines) if "is skipped" in it]
-    assert len([it for it in skipped if "default/bad is skipped: spec.ports[0].port: expected" in it]) == 1
+    skipped = [text for text in warnings(lines) if "is skipped" in text]
+    assert (
+        len([text for text in skipped if "default/bad is skipped: spec.ports[0].port: expected" in text]) == 1
+    )
     assert len(skipped) == 3
 
 
@@ -250,3 +260,364 @@ def test_slow_node_watch_does_not_hold_up_the_others() -> None:
             follower.sees("a")
             follower.sees("a", kind=Kind.ENDPOINT_SLICE)
             assert Kind.NODE not in follower.state
+
+
+def listing(version: int, *names: str) -> bytes:
+    """A complete response with a list of Services."""
+    items = [{k: v for k, v in service(name).items() if k in ("metadata", "spec")} for name in names]
+    body = {"kind": "ServiceList", "metadata": {"resourceVersion": str(version)}, "items": items}
+    return whole(json.dumps(body).encode())
+
+
+def event(kind: str, version: int, name: str) -> bytes:
+    """One line of a watch."""
+    it = service(name)
+    it["metadata"]["resourceVersion"] = str(version)
+    return json.dumps({"type": kind, "object": it}).encode() + b"\n"
+
+
+GARBAGE = [
+    b"",
+    b"\r\n\r\n",
+    b"SSH-2.0-OpenSSH_9.2\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{",
+    b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n{",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+    b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
+    b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 300 + b"\r\n",
+    b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+    b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 204 No Content\r\n\r\n",
+    b"HTTP/1.1 500 \xff\r\nContent-Length: 2\r\n\r\n{}",
+    b"HTTP/1.1 429 Slow\r\nRetry-After: soon\r\nContent-Length: 2\r\n\r\n{}",
+    whole(b"<html>hello</html>"),
+    whole(b'{"kind": "Status", "status": "Success"}'),
+    whole(b'{"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}'),
+    whole(b"[" * 100_000),
+    whole(b"\xff\xfe"),
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("watching", [False, True])
+def test_garbage_is_one_log_line(garbage: bytes, watching: bool) -> None:
+    """The next try succeeds."""
+    tries: list[str] = []
+
+    def answer(target: str, connection: socket.socket) -> None:
+        if ("watch=true" in target) is watching and len(tries) < 2:
+            tries.append(target)
+            connection.sendall(garbage)
+        elif "watch=true" in target:
+            connection.sendall(CHUNKED + chunk(event("ADDED", 6, "b")))
+            connection.recv(1)
+        else:
+            connection.sendall(listing(5, "a"))
+
+    with CannedServer(answer) as canned, capture_logs() as lines:
+        with Follower(watches(canned.url, Kind.SERVICE)) as follower:
+            follower.sees("a", "b")
+        assert len(tries) == 2
+        reasons = [line["reason"] for line in lines if line["event"] == "watch failed"]
+        assert reasons
+        assert all("\n" not in it and len(it) < 500 for it in reasons)
+
+
+def test_garbage_in_a_single_try() -> None:
+    """A single try ends with an error of one line."""
+    with (
+        CannedServer(lambda target, connection: connection.sendall(whole(b"<html>"))) as canned,
+        pytest.raises(SourceError, match="no list of Services"),
+    ):
+        watches(canned.url, Kind.SERVICE)[0].once()
+
+
+def test_event_without_end() -> None:
+    """An endless line is a failure, and a list follows."""
+    sent: list[int] = []
+
+    def answer(target: str, connection: socket.socket) -> None:
+        if "watch=true" not in target:
+            connection.sendall(listing(5, "a"))
+            return
+        connection.sendall(CHUNKED)
+        sent.append(0)
+        while True:
+            connection.sendall(chunk(b"x" * (1 << 20)))
+            sent[-1] += 1
+
+    with CannedServer(answer) as canned, capture_logs() as lines:
+        with Follower(watches(canned.url, Kind.SERVICE)) as follower:
+            eventually(lambda: follower.lists() >= 2)
+        assert max(sent) < 40
+    assert any("bytes that are no object" in str(line.get("reason")) for line in lines)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{}\n",
+        b"nonsense\n",
+        b'{"type": "ADDED"}\n',
+        b'{"type": "ADDED", "object": 5}\n',
+        b'{"type": "ADDED", "object": {"metadata": null}}\n',
+        b'{"type": "DELETED", "object": {"metadata": {"name": 5}}}\n',
+        b'{"type": "BOOKMARK", "object": {}}\n',
+        b'{"type": "NEWS", "object": {}}\n',
+        b'{"type": "ERROR", "object": {"code": "x"}}\n',
+        b"\n\n\r\n",
+    ],
+)
+def test_odd_event_before_a_good_one(line: bytes) -> None:
+    """Changes after an invalid event arrive, if need be by a list."""
+    watched: list[str] = []
+
+    def answer(target: str, connection: socket.socket) -> None:
+        if "watch=true" not in target:
+            connection.sendall(listing(7, "a", "b") if len(watched) > 1 else listing(5, "a"))
+            return
+        watched.append(target)
+        good = event("ADDED", 6, "b") if "resourceVersion=5" in target else b""
+        connection.sendall(CHUNKED + chunk(line + good))
+        connection.recv(1)
+
+    with CannedServer(answer) as canned, Follower(watches(canned.url, Kind.SERVICE)) as follower:
+        follower.sees("a", "b")
+
+
+def test_duplicates_change_nothing() -> None:
+    """Repeated events and the deletion of an unknown object change nothing."""
+
+    def answer(target: str, connection: socket.socket) -> None:
+        if "watch=true" not in target:
+            connection.sendall(listing(5, "a"))
+            return
+        twice = [event("ADDED", 6, "b")] * 2 + [event("DELETED", 7, "a")] * 2 + [event("MODIFIED", 8, "b")]
+        connection.sendall(CHUNKED + b"".join(map(chunk, [*twice, event("DELETED", 9, "never")])))
+        connection.recv(1)
+
+    with CannedServer(answer) as canned, Follower(watches(canned.url, Kind.SERVICE)) as follower:
+        follower.sees("b")
+
+
+def test_watch_without_chunks() -> None:
+    """Events of a stream without chunks are not delayed until the connection closes."""
+
+    def answer(target: str, connection: socket.socket) -> None:
+        if "watch=true" not in target:
+            connection.sendall(listing(5, "a"))
+            return
+        connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + event("ADDED", 6, "b"))
+        connection.recv(1)
+
+    with CannedServer(answer) as canned, Follower(watches(canned.url, Kind.SERVICE)) as follower:
+        started = time.monotonic()
+        follower.sees("a", "b")
+        assert time.monotonic() - started < 0.9  # sooner than the idle time
+
+
+def test_two_lists_of_half_a_page() -> None:
+    """Half a list is not a list."""
+    count: list[int] = []
+
+    def answer(target: str, connection: socket.socket) -> None:
+        if "watch=true" in target:
+            connection.sendall(CHUNKED)
+            connection.recv(1)
+            return
+        count.append(1)
+        text = listing(5, "a", "b", "c")
+        connection.sendall(text if len(count) == 3 else text[:-40])
+
+    with CannedServer(answer) as canned, Follower(watches(canned.url, Kind.SERVICE)) as follower:
+        follower.sees("a", "b", "c")
+        assert follower.lists() == 1
+
+
+def test_list_without_end() -> None:
+    """A list that repeats the same page is a failure."""
+    body = {"kind": "ServiceList", "metadata": {"resourceVersion": "5", "continue": "x"}, "items": []}
+    text = whole(json.dumps(body).encode())
+    with (
+        CannedServer(lambda target, connection: connection.sendall(text)) as canned,
+        pytest.raises(SourceError, match="same page"),
+    ):
+        watches(canned.url, Kind.SERVICE)[0].once()
+
+
+def test_list_that_fails_in_the_middle_complains_once() -> None:
+    """A faulty object on the first page is logged once, however often the second page fails."""
+    bad = {"metadata": {"name": "bad", "resourceVersion": "3"}, "spec": 5}
+    failures: list[str] = []
+
+    def answer(target: str, connection: socket.socket) -> None:
+        if "watch=true" in target:
+            connection.sendall(CHUNKED)
+            connection.recv(1)
+        elif "continue" not in target:
+            body = {
+                "kind": "ServiceList",
+                "metadata": {"resourceVersion": "5", "continue": "x"},
+                "items": [bad],
+            }
+            connection.sendall(whole(json.dumps(body).encode()))
+        elif len(failures) < 3:
+            failures.append(target)
+            connection.sendall(whole(b"{}", "500 Internal Server Error"))
+        else:
+            connection.sendall(listing(5, "a"))
+
+    with CannedServer(answer) as canned, capture_logs() as lines:
+        with Follower(watches(canned.url, Kind.SERVICE)) as follower:
+            follower.sees("a")
+        assert sum(line["event"] == "object skipped" for line in lines) == 1
+
+
+BRIEF = msgspec.structs.replace(SHORT, list=0.5)
+
+
+def reasons(lines: list[EventDict]) -> list[str]:
+    return [str(line.get("reason")) for line in lines if line["log_level"] == "warning"]
+
+
+def test_an_endless_list_times_out() -> None:
+    """Although data keeps coming; then it is retried."""
+    with server() as api, capture_logs() as lines:
+        api.store.create(service("a"))
+        api.faults.drip(verb="list")
+        with Follower(watches(api.url, Kind.SERVICE, BRIEF)) as follower:
+            api.requests.wait(3, "list")
+            assert not follower.events
+            api.faults.clear()
+            follower.sees("a")
+        assert reasons(lines)[0] == "the API server's response takes too long"
+
+
+def endless_pages(*names: str) -> CannedServer:
+    """Return a server whose list never ends, with a new token and these Services on each page."""
+    numbers = itertools.count()
+    items = [{"metadata": {"name": name, "namespace": "default"}, "spec": {}} for name in names]
+
+    def answer(target: str, connection: socket.socket) -> None:
+        meta = {"resourceVersion": "5", "continue": f"t{next(numbers)}"}
+        body = json.dumps({"kind": "ServiceList", "metadata": meta, "items": items}).encode()
+        connection.sendall(whole(body, headers="Connection: close\r\n"))
+
+    return CannedServer(answer)
+
+
+def test_endless_empty_pages_are_a_failure() -> None:
+    """Each page has another token. Twenty requests and one log line a list, and a pause after it."""
+    with (
+        endless_pages() as canned,
+        capture_logs() as lines,
+        Follower(watches(canned.url, Kind.SERVICE)) as follower,
+    ):
+        eventually(lambda: reasons(lines))
+        assert len(canned.requests) >= 20
+        (watch,) = follower.watches
+        assert watch.list_outage
+        assert watch.list_outage.reason == reasons(lines)[0]
+    assert reasons(lines) == ["the API server's list has no end: 20 pages with 0 objects in all"]
+
+
+def test_lists_fail_from_the_first_failure_to_the_next_list() -> None:
+    """An API server that is away does not count: the pages of all nodes would show it."""
+    with server() as api:
+        (watch,) = watches(api.url, Kind.SERVICE)
+        for fault, fails in ((403, True), (503, True), (500, True), (0, False), (503, False)):
+            api.faults.clear()
+            if fault:
+                api.faults.fail(fault, verb="list")
+            before = watch.list_outage
+            with suppress(SourceError):
+                watch.once()
+            assert bool(watch.list_outage) is fails
+            if before and watch.list_outage:
+                assert watch.list_outage.seconds > before.seconds
+
+
+def test_failed_lists_do_not_count_while_the_server_is_away() -> None:
+    """An API server that ends may answer one more list with an error, on all nodes."""
+    with server() as api:
+        client = Client(master=api.url, qps=-1, contact=Contact(limit=0.3))
+        watch = api_watches(client, "n1")[0]
+        for status, fails in ((500, True), (503, False), (500, True)):
+            api.faults.clear()
+            api.faults.fail(status, verb="list")
+            with suppress(SourceError):
+                watch.once()
+            eventually(lambda: bool(watch.list_outage) is fails)
+
+
+def test_lists_are_limited_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before memory is exhausted."""
+    monkeypatch.setattr("pykubeproxy.sources.wire._MAX_OBJECTS", 20)
+    with endless_pages("a", "b") as canned:
+        with pytest.raises(SourceError, match="has no end: more than 20 objects"):
+            watches(canned.url, Kind.SERVICE)[0].once()
+        assert len(canned.requests) == 11
+
+
+def test_repeated_events_are_ignored() -> None:
+    """An older version never replaces a newer one."""
+    with server() as api:
+        api.faults.echo()
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees()
+            api.requests.wait(1, "watch")
+            api.store.create(service("a"))
+            for port in range(81, 91):
+                api.store.merge_patch(SERVICES, "default", "a", {"spec": {"ports": [{"port": port}]}})
+            api.store.create(service("gone"))
+            api.store.delete(SERVICES, "default", "gone")
+            api.store.create(service("end"))
+            follower.sees("a", "end")
+            eventually(lambda: port_of(follower) == 90)
+            ports = [
+                event.object.ports[0].port
+                for event in follower.events
+                if isinstance(event, Updated) and isinstance(event.object, Service)
+            ]
+            assert [port for port in ports if port > 80] == sorted(port for port in ports if port > 80)
+            assert follower.lists() == 1
+            time.sleep(0.3)  # the last echo
+            assert follower.names() == {"a", "end"}
+
+
+def port_of(follower: Follower) -> int:
+    found = follower.state[Kind.SERVICE].get(Key("default", "a"))
+    return found.ports[0].port if isinstance(found, Service) else 0
+
+
+@pytest.mark.parametrize(
+    "versions", [("7", "7", "7"), ("9", "8", "10"), ("b", "a", "c"), ("9" * 5000, "1", "2")]
+)
+def test_incomparable_versions_keep_the_last_event(versions: tuple[str, str, str]) -> None:
+    """Equal versions, and versions that are no numbers."""
+    meta = {"name": "a", "namespace": "default"}
+    events = [
+        {
+            "type": "MODIFIED",
+            "object": {
+                "metadata": meta | {"resourceVersion": version},
+                "spec": {"clusterIP": "10.96.0.9", "ports": [{"port": port}]},
+            },
+        }
+        for port, version in enumerate(versions, 81)
+    ]
+    listed = {"kind": "ServiceList", "metadata": {"resourceVersion": "5"}, "items": []}
+
+    def answer(target: str, connection: socket.socket) -> None:
+        if "watch=true" in target:
+            connection.sendall(CHUNKED)
+            for event in events:
+                connection.sendall(chunk(json.dumps(event).encode() + b"\n"))
+            connection.recv(1)
+        else:
+            connection.sendall(whole(json.dumps(listed).encode()))
+
+    with CannedServer(answer) as canned, Follower(watches(canned.url, Kind.SERVICE)) as follower:
+        eventually(lambda: Kind.SERVICE in follower.state and port_of(follower) == 83)

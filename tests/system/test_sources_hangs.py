@@ -17,10 +17,8 @@ from pykubeproxy.objects import Kind
 from pykubeproxy.sources import Client, SourceError, api_watches, credential_store, plugin
 from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.failures import Failure
-from pykubeproxy.sources.kubeconfig import KubeconfigCluster
 from tests.fakes.canned import CHUNKED, Answer, CannedServer
-from tests.fakes.certificates import certificate
-from tests.fakes.cluster import SHORT, kubeconfig, server, service, watches
+from tests.fakes.cluster import SHORT, certificate, kubeconfig, server, service, watches
 from tests.fakes.follower import Follower, eventually
 
 # Longer than any wait of a test.
@@ -209,8 +207,8 @@ def test_watches_go_on_while_a_plugin_hangs(
 
 def test_a_plugin_that_prints_without_end_is_stopped(tmp_path: Path) -> None:
     """Before memory is exhausted."""
-    settings = plugin.Plugin("yes", PROGRAM)
+    settings = plugin.CredentialPlugin("yes", PROGRAM)
     started = time.monotonic()
     with pytest.raises(SourceError, match="credential plugin yes printed more than 1048576 bytes"):
-        plugin.run(settings, tmp_path, KubeconfigCluster())
+        plugin.run(settings, tmp_path, None)
     assert time.monotonic() - started < 5

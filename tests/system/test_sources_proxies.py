@@ -11,11 +11,9 @@ from pykubeproxy.agent.observe.events import ApiRecorder, starting
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.objects import Key
 from pykubeproxy.sources import Client, SourceError, Watch, api_watches
-from pykubeproxy.sources.access import access
-from pykubeproxy.sources.changes import last_changes
+from pykubeproxy.sources.queries import last_changes, server_access
 from tests.fakes.canned import CannedServer, whole
-from tests.fakes.certificates import certificate
-from tests.fakes.cluster import SHORT, kubeconfig, server, service, unverified
+from tests.fakes.cluster import SHORT, certificate, kubeconfig, server, service, unverified
 from tests.fakes.follower import Follower, eventually
 from tests.fakes.relay import Relay
 
@@ -135,7 +133,7 @@ def test_each_request_names_the_user_to_impersonate(
         client = Client(str(path), qps=-1)
         recorder = ApiRecorder(client)
         recorder.record(starting("n1"))
-        access(client, "n1")
+        server_access(client, "n1")
         with Follower([api_watches(client, "n1", SHORT)[0]]):
             eventually(lambda: any("watch=true" in target for target in api.requests))
         eventually(lambda: any(target.endswith("/events") for target in api.requests))

@@ -15,6 +15,7 @@ from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES, Store
 from pykubeproxy.objects import EndpointSlice, Kind, Listed, Service, Updated
 from pykubeproxy.sources import Client, Timing
 from pykubeproxy.sources.api import ApiWatch
+from pykubeproxy.sources.connection import ConnectionState, Lifetime
 from tests.fakes.cluster import SHORT, server, service, slice_of, watches
 from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import Follower, eventually
@@ -70,8 +71,8 @@ def test_changes_during_renewals_arrive_once_and_in_order() -> None:
     assert renewals > 10
     assert sum(isinstance(event, Listed) for event in follower.events) == 1
     seen = [event.object for event in follower.events if isinstance(event, Updated)]
-    assert all(isinstance(it, EndpointSlice) for it in seen)
-    addresses = [it.endpoints[0].address for it in seen if isinstance(it, EndpointSlice)]
+    assert all(isinstance(one, EndpointSlice) for one in seen)
+    addresses = [one.endpoints[0].address for one in seen if isinstance(one, EndpointSlice)]
     assert addresses[4:-1] == [f"10.1.{step // 250}.{step % 250}" for step in range(1, 801)]
 
 
@@ -197,16 +198,19 @@ def test_an_expired_check_lists_once_while_the_open_watch_goes_on() -> None:
         assert not trouble(lines)
 
 
-def test_a_list_without_an_answer_after_an_expired_check_is_an_outage() -> None:
+def test_a_list_without_an_answer_after_an_expired_check_is_an_outage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Meanwhile the open watch goes on, and its next event ends the outage."""
+    monkeypatch.setattr(ConnectionState, "lifetime", lambda _: Lifetime(check=0.5, end=60))
     with quiet_server() as api, capture_logs() as lines:
-        (watch,) = watches(api.url, Kind.SERVICE, msgspec.structs.replace(BRIEF, watch=(4, 4)))
+        (watch,) = watches(api.url, Kind.SERVICE, BRIEF)
         with Follower([watch]) as follower:
             follower.sees()
             eventually(lambda: api.watches.running == 1)
             api.faults.hang(verb="list")
             api.faults.fail(410, verb="watch")
-            eventually(lambda: watch.outage, 7)
+            eventually(lambda: watch.outage)
             assert watch.outage
             assert "no response from" in watch.outage.reason
             assert api.watches.running == 1
@@ -256,11 +260,11 @@ def test_events_during_a_list_arrive_at_once_and_are_kept(monkeypatch: pytest.Mo
         ]
         listed = follower.events[4]
         assert isinstance(listed, Listed)
-        objects = {it.key.name: it for it in listed.objects}
+        objects = {one.key.name: one for one in listed.objects}
         assert objects.keys() == {"changed", "kept", "new"}
         changed = objects["changed"]
         assert isinstance(changed, Service)
-        assert [it.port for it in changed.ports] == [81]
+        assert [one.port for one in changed.ports] == [81]
 
 
 def test_a_watch_that_the_server_never_ends_is_an_outage() -> None:

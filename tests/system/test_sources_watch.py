@@ -1,10 +1,13 @@
-"""Watches of a healthy API server."""
+"""Watches of a healthy API server; manifests give the same events."""
 
+import json
 import random
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
@@ -12,9 +15,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from pykubeproxy import __version__
-from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES
-from pykubeproxy.objects import Deleted, Event, Kind, Listed, Node, Service, Updated
-from pykubeproxy.sources import Client, api_watches
+from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES, resources
+from pykubeproxy.objects import Deleted, EndpointSlice, Event, Kind, Listed, Node, Object, Service, Updated
+from pykubeproxy.sources import Client, Watch, api_watches
+from pykubeproxy.sources.manifests import ManifestWatch
 from tests.fakes.cluster import BOOKMARKS, SHORT, node, server, service, slice_of, watches
 from tests.fakes.follower import Follower, eventually
 
@@ -89,8 +93,8 @@ def test_the_same_objects_are_requested_as_by_kube_proxy() -> None:
         with Follower(api_watches(Client(master=api.url), "node1")):
             for _, resource, *_ in theirs:
                 api.requests.wait("servicecidrs" not in resource, "watch", resource)
-        ours = {selected(f"{it.verb} {it.resource} {it.query}") for it in api.requests.entries()}
-    assert ours == {it for it in theirs if it[1] != "servicecidrs.networking.k8s.io"}
+        ours = {selected(f"{one.verb} {one.resource} {one.query}") for one in api.requests.entries()}
+    assert ours == {one for one in theirs if one[1] != "servicecidrs.networking.k8s.io"}
 
 
 def test_objects_come_change_and_go() -> None:
@@ -106,11 +110,12 @@ def test_objects_come_change_and_go() -> None:
             api.store.delete(SERVICES, "default", "b")
             api.store.create(service("end"))
             follower.sees("end")
-        kinds = [type(it) for it in follower.events]
+        kinds = [type(one) for one in follower.events]
         assert kinds == [Listed, Updated, Updated, Deleted, Updated, Deleted, Updated]
         changed = follower.events[2]
         assert isinstance(changed, Updated)
-        assert [it.port for it in changed.object.ports] == [81]
+        assert isinstance(changed.object, Service)
+        assert [one.port for one in changed.object.ports] == [81]
 
 
 def test_list_in_pages() -> None:
@@ -124,7 +129,7 @@ def test_list_in_pages() -> None:
         api.faults.fail(410, verb="list")
         (second,) = watch.once()
         assert second.objects == first.objects
-        assert any("continue=" in it.query for it in api.requests.entries("list"))
+        assert any("continue=" in one.query for one in api.requests.entries("list"))
 
 
 def test_later_lists_come_from_the_cache() -> None:
@@ -153,7 +158,7 @@ def test_a_server_that_does_not_have_the_version_lists_the_latest_state() -> Non
         api.requests.clear()
         api.faults.fail(504, verb="list")
         assert watch.once() == first
-        assert ["resourceVersion=" in it.query for it in api.requests.entries("list")] == [True, False]
+        assert ["resourceVersion=" in one.query for one in api.requests.entries("list")] == [True, False]
 
 
 def test_list_that_expires_between_pages() -> None:
@@ -173,7 +178,7 @@ def test_list_that_expires_between_pages() -> None:
         api.faults.compact()
         thread.join(10)
         assert len(answers[0].objects) == 1202
-        assert sum("continue=" not in it.query for it in api.requests.entries("list")) == 3
+        assert sum("continue=" not in one.query for one in api.requests.entries("list")) == 3
 
 
 def test_normal_end_of_a_watch_is_silent() -> None:
@@ -238,7 +243,7 @@ def test_nothing_is_missed_while_everything_changes() -> None:
     with server() as api, Follower(watches(api.url, timing=restless)) as follower:
         for step in range(600):
             name = f"s{draw.randrange(20)}"
-            present = {it["metadata"]["name"] for it in api.store.list(ENDPOINT_SLICES)}
+            present = {one["metadata"]["name"] for one in api.store.list(ENDPOINT_SLICES)}
             if name in present and draw.random() < 0.3:
                 api.store.delete(ENDPOINT_SLICES, "default", name)
             elif name in present:
@@ -253,16 +258,20 @@ def test_nothing_is_missed_while_everything_changes() -> None:
 
         def same() -> bool:
             expected = {
-                it["metadata"]["name"]: it["endpoints"][0]["addresses"][0]
-                for it in api.store.list(ENDPOINT_SLICES)
+                one["metadata"]["name"]: one["endpoints"][0]["addresses"][0]
+                for one in api.store.list(ENDPOINT_SLICES)
             }
             seen = follower.state.get(Kind.ENDPOINT_SLICE, {})
-            return expected == {key.name: it.endpoints[0].address for key, it in seen.items()}
+            return expected == {
+                key.name: found.endpoints[0].address
+                for key, found in seen.items()
+                if isinstance(found, EndpointSlice)
+            }
 
         eventually(same)
         follower.sees("last")
         eventually(
-            lambda: follower.names(Kind.NODE) == {it["metadata"]["name"] for it in api.store.list(NODES)}
+            lambda: follower.names(Kind.NODE) == {one["metadata"]["name"] for one in api.store.list(NODES)}
         )
 
 
@@ -307,12 +316,12 @@ def test_changes_of_large_objects_hold_up_no_other_object() -> None:
         api.store.merge_patch(SERVICES, "default", "shrunk", {"spec": {"loadBalancerSourceRanges": None}})
         api.store.delete(SERVICES, "default", "gone")
         held.set()
-        eventually(lambda: [it.ports[0].port for it in updates(events, "big")[-1:]] == [50])
+        eventually(lambda: [one.ports[0].port for one in updates(events, "big")[-1:]] == [50])
         api.store.create(service("last"))
         thread.join(10)
     assert len(updates(events, "big")) < 25
     assert updates(events, "shrunk")[-1].source_ranges == ()
-    about = [it for it in events if isinstance(it, Deleted) or updates([it], "gone")]
+    about = [one for one in events if isinstance(one, Deleted) or updates([one], "gone")]
     assert not about or isinstance(about[-1], Deleted)
 
 
@@ -320,3 +329,132 @@ def updates(events: list[Event], name: str) -> list[Service]:
     """Return the versions of a Service that events have."""
     found = [it.object for it in events if isinstance(it, Updated) and isinstance(it.object, Service)]
     return [it for it in found if it.name == name]
+
+
+Objects = dict[tuple[str, str], dict[str, Any]]
+Change = Callable[[Objects], object]
+World = tuple[list[Watch], Change]
+
+
+def put(*items: dict[str, Any]) -> Change:
+    """A change that adds or replaces objects."""
+    return lambda objects: objects.update({(it["kind"], it["metadata"]["name"]): it for it in items})
+
+
+def remove(kind: str, name: str) -> Change:
+    """A change that removes an object."""
+    return lambda objects: objects.pop((kind, name), None)
+
+
+SCENARIO: list[Change] = [
+    put(node("n1", "10.0.0.1"), service("a", clusterIP="10.96.0.10"), slice_of("a", "10.1.0.1")),
+    put(slice_of("a", "10.1.0.1", "10.1.0.2")),
+    put(service("b", clusterIP="10.96.0.11", externalIPs=["192.0.2.1"])),
+    put(service("a", clusterIP="10.96.0.10", sessionAffinity="ClientIP"), node("n1", "10.0.0.9")),
+    put(service("b", clusterIP="10.96.0.11", ports=[{"port": "undecodable"}])),
+    put(slice_of("b", "10.1.0.3"), slice_of("a")),
+    put(service("b", clusterIP="10.96.0.11")),
+    remove("Service", "a"),
+    remove("EndpointSlice", "a"),
+    remove("Node", "n1"),
+]
+
+
+@contextmanager
+def api_world(folder: Path) -> Iterator[World]:
+    """An API server."""
+    with server() as api:
+
+        def apply(objects: Objects) -> None:
+            for resource in (resources.NODES, resources.SERVICES, resources.ENDPOINT_SLICES):
+                present = {it["metadata"]["name"] for it in api.store.list(resource)}
+                expected = {name: it for (kind, name), it in objects.items() if kind == resource.kind}
+                for name in present - expected.keys():
+                    api.store.delete(resource, "default", name)
+                for name, it in expected.items():
+                    (api.store.replace if name in present else api.store.create)(it, verbatim=True)
+
+        yield watches(api.url), apply
+
+
+@contextmanager
+def manifest_world(folder: Path) -> Iterator[World]:
+    """A directory of manifests, one file per kind."""
+
+    def apply(objects: Objects) -> None:
+        for kind in Kind:
+            items = [it for (of, _), it in objects.items() if of == kind.value]
+            (folder / f"{kind.value}.json").write_text(json.dumps({"kind": "List", "items": items}))
+
+    apply({})
+    yield [ManifestWatch(str(folder))], apply
+
+
+def final(objects: Objects) -> dict[str, set[str]]:
+    """The expected names of each kind after a change."""
+    good = [(kind, name) for (kind, name), it in objects.items() if "undecodable" not in json.dumps(it)]
+    return {kind.value: {name for of, name in good if of == kind.value} for kind in Kind}
+
+
+def states(world: World) -> list[Any]:
+    """The state after each step of the scenario, once the names are right and nothing changes."""
+    sources, apply = world
+    objects: Objects = {}
+    seen: list[Any] = []
+    with Follower(sources) as follower:
+        eventually(lambda: len(follower.state) == len(Kind))
+        for number, change in enumerate(SCENARIO):
+            change(objects)
+            marker = node("n1", f"10.9.9.{number}")  # seen on every source, so that a step has an end
+            if ("Node", "n1") in objects:
+                objects["Node", "n1"] = marker
+            before = len(follower.events)
+            apply(objects)
+            eventually(lambda: len(follower.events) > before)
+            expected = final(objects)
+            eventually(lambda: {kind.value: follower.names(kind) for kind in Kind} == expected)
+            quiet(follower)
+            seen.append(
+                {kind: {key: as_written(it) for key, it in follower.state[kind].items()} for kind in Kind}
+            )
+    return seen
+
+
+def as_written(item: Object) -> Object:
+    """Return an object without what only an API server gives it."""
+    return msgspec.structs.replace(item, uid="", created=0.0) if isinstance(item, Service) else item
+
+
+def quiet(follower: Follower) -> None:
+    """Wait for a pause in the events."""
+    last, since = len(follower.events), time.monotonic()
+    while time.monotonic() - since < 0.15:
+        time.sleep(0.01)
+        if len(follower.events) != last:
+            last, since = len(follower.events), time.monotonic()
+
+
+def test_same_states(tmp_path: Path) -> None:
+    """The same changes give the same states, with equal objects, from both sources."""
+    with api_world(tmp_path) as world:
+        from_api = states(world)
+    with manifest_world(tmp_path) as world:
+        from_manifests = states(world)
+    assert from_api == from_manifests
+    assert len(from_api) == len(SCENARIO)
+    assert from_api[0] != from_api[1]
+
+
+@pytest.mark.parametrize("make", [api_world, manifest_world])
+def test_once_is_what_run_begins_with(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    """A single read gives the lists with which a watch starts, one per kind."""
+    objects: Objects = {}
+    for change in SCENARIO[:3]:
+        change(objects)
+    with make(tmp_path) as (sources, apply):
+        apply(objects)
+        once: dict[Kind, Event] = {it.kind: it for source in sources for it in source.once()}
+        with Follower(sources) as follower:
+            eventually(lambda: len(follower.events) == 3)
+            assert {event.kind: event for event in follower.events if isinstance(event, Listed)} == once
+    assert set(once) == set(Kind)

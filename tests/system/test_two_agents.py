@@ -120,7 +120,7 @@ def test_a_waiting_agent_ends_at_once(
     with second(api, tmp_path / "second", "--bind-address-hard-fail") as process:
         eventually(lambda: "waiting for another agent" in (tmp_path / "second").read_text())
         process.send_signal(number)
-        assert process.wait(2) == 0
+        assert process.wait(10) == 0
     assert "stopping while waiting" in (tmp_path / "second").read_text()
     assert "Traceback" not in (tmp_path / "second").read_text()
     assert first.poll() is None

@@ -1,26 +1,76 @@
-"""The health of the agent, and the pages /healthz, /livez and /readyz."""
+"""The health of the agent: what the loop and the watches show, and /healthz, /livez and /readyz."""
 
 import math
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
 
 import msgspec
+import structlog
 
 from pykubeproxy import http
 from pykubeproxy.objects import Family, Node
+from pykubeproxy.pages.kube_proxy import FamilyHealthPage, HealthPage
 from pykubeproxy.sources import Outage, Watch
 
+log = structlog.get_logger()
+
+
+# How long the loop may take for one step, in seconds. Commands are part of it: one that makes no progress is killed
+# after 60 s, and 5 s later the loop no longer waits for its end.
+HUNG_AFTER = 90.0
+_FRAMES_LOGGED = 8
 # The cluster autoscaler sets this taint on a node before it removes it.
 _AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 # Go's zero time: clients written in Go expect it for a family that was never synced.
 _NEVER = "0001-01-01T00:00:00Z"
-
-
 # How long our rules may be missing, in seconds; most repairs take less than one.
 _MISSING_AFTER = 5.0
 # How long lists may fail, in seconds.
 _UNLISTED_AFTER = 60.0
+
+
+class Heartbeat:
+    """Track since when the loop has been busy with one step. Create it on the loop's thread; any thread may read it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._thread = threading.get_ident()
+        self._hung_step = math.inf  # the step last logged as hung
+        self._step_started = math.inf
+
+    def progress(self) -> None:
+        """Record that a step starts or advances, such as an event, a chunk of rules, or a command."""
+        self._step_started = self._clock()
+
+    def idle(self) -> None:
+        """Record that the loop waits for messages."""
+        self._step_started = math.inf
+
+    def busy_seconds(self) -> float:
+        """Return how long the current step has made no progress; 0 while the loop waits for messages."""
+        return max(0.0, self._clock() - self._step_started)
+
+    def hung(self) -> bool:
+        """Return whether the current step takes too long, so that only a restart helps; log once where it hangs."""
+        step, seconds = self._step_started, self.busy_seconds()
+        if seconds <= HUNG_AFTER:
+            return False
+        if step != self._hung_step:
+            self._hung_step = step
+            log.error("reconcile loop hung", seconds=round(seconds), at=self._position())
+        return True
+
+    def _position(self) -> str:
+        """Return the innermost calls of the loop, the last one first."""
+        frame = sys._current_frames().get(self._thread)
+        calls = traceback.extract_stack(frame)[-_FRAMES_LOGGED:] if frame else ()
+        return ", ".join(
+            f"{call.name} ({call.filename.rpartition('/')[2]}:{call.lineno})" for call in reversed(calls)
+        )
 
 
 class FamilyHealth(msgspec.Struct, frozen=True):
@@ -107,17 +157,17 @@ class Health:
     def sync_queued(self, family: Family, since: float | None = None) -> None:
         """Record that a sync is due, after a change at `since` or a failure; the oldest since the last success counts."""
         since = self._clock() if since is None else since
-        self._note(family, queued=min(self._families[family].queued, since))
+        self._record(family, queued=min(self._families[family].queued, since))
 
     def sync_succeeded(self, family: Family) -> None:
-        self._note(family, updated=self._wall_clock(), queued=math.inf)
+        self._record(family, updated=self._wall_clock(), queued=math.inf)
 
     def rules_missing(self, family: Family, since: float | None) -> None:
         """Record since when rules of ours are missing; None if none are."""
-        self._note(family, missing=math.inf if since is None else since)
+        self._record(family, missing=math.inf if since is None else since)
 
     def drift_contested(self, family: Family, contested: bool) -> None:
-        self._note(family, contested=contested)
+        self._record(family, contested=contested)
 
     def node_changed(self, node: Node | None) -> None:
         leaving = node is not None and (node.deleting or _AUTOSCALER_TAINT in node.taints)
@@ -139,7 +189,7 @@ class Health:
         unlisted = tuple(outage for outage in outages if outage.seconds > _UNLISTED_AFTER)
         return HealthState(self._wall_clock(), families, self._node_eligible, not self._hung(), unlisted)
 
-    def _note(self, family: Family, **changes: float) -> None:
+    def _record(self, family: Family, **changes: float) -> None:
         self._families[family] = msgspec.structs.replace(self._families[family], **changes)
 
 
@@ -170,19 +220,19 @@ def _page(name: str, state: HealthState) -> http.Response:
     last = (
         state.now if passed else max((family.last_updated for family in state.families.values()), default=0)
     )
-    content: dict[str, object] = {"lastUpdated": timestamp(last), "currentTime": timestamp(state.now)}
-    if name == "healthz":
-        content["nodeEligible"] = state.node_eligible
-    content["healthy"] = healthy
-    if name == "readyz" and state.unlisted:
-        content["reasons"] = [f"cannot list {it.resource}: {it.reason}" for it in state.unlisted]
-    content["status"] = {
-        family.value: {
-            "lastUpdated": timestamp(family_health.last_updated),
-            "healthy": state.alive and (live or family_health.ready),
-        }
-        for family, family_health in state.families.items()
+    families = {
+        family.value: FamilyHealthPage(timestamp(known.last_updated), state.alive and (live or known.ready))
+        for family, known in state.families.items()
     }
+    unlisted = tuple(f"cannot list {outage.resource}: {outage.reason}" for outage in state.unlisted)
+    content = HealthPage(
+        last_updated=timestamp(last),
+        current_time=timestamp(state.now),
+        node_eligible=state.node_eligible if name == "healthz" else msgspec.UNSET,
+        healthy=healthy,
+        reasons=unlisted if name == "readyz" and unlisted else msgspec.UNSET,
+        status=families,
+    )
     return http.Response(msgspec.json.encode(content), http.JSON, 200 if passed else 503)
 
 

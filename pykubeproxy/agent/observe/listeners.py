@@ -2,20 +2,29 @@
 
 import ipaddress
 import threading
+import time
+from collections.abc import Callable, Mapping
 
 import structlog
 
+import pykubeproxy
 from pykubeproxy import http
 from pykubeproxy.agent import BindFailed
-from pykubeproxy.config import Address, Config
+from pykubeproxy.agent.observe.handlers import metrics_pages
+from pykubeproxy.agent.observe.health import Health, health_pages
+from pykubeproxy.agent.observe.metrics import Metrics
+from pykubeproxy.config import Config, ListenAddress
 from pykubeproxy.http.server import Server
+from pykubeproxy.objects import Family
+from pykubeproxy.pages.statusz import AgentStatus, PageFilter
+
+log = structlog.get_logger()
+
 
 # The kubelet's probes and our commands use it, also on a node with IPv6 only: no Service can redirect it.
 _LOOPBACK = "127.0.0.1"
 # The pause between two attempts to bind.
 _RETRY_SECONDS = 5.0
-
-log = structlog.get_logger()
 
 
 class Listeners:
@@ -38,7 +47,7 @@ class Listeners:
             if address:
                 self._open(name, address, page, setting)
                 if not ipaddress.ip_address(address.host).is_unspecified and address.host != _LOOPBACK:
-                    self._open(f"{name}-loopback", Address(_LOOPBACK, address.port), page)
+                    self._open(f"{name}-loopback", ListenAddress(_LOOPBACK, address.port), page)
 
     def close(self) -> None:
         """Close all servers and end the retries."""
@@ -46,7 +55,7 @@ class Listeners:
         for server in self._servers:
             server.close()
 
-    def _open(self, name: str, address: Address, page: http.Handler, setting: str = "") -> None:
+    def _open(self, name: str, address: ListenAddress, page: http.Handler, setting: str = "") -> None:
         """Listen on one address; without a `setting`, the agent can do without it."""
         server = Server(name)
         self._servers.append(server)
@@ -60,14 +69,14 @@ class Listeners:
         arguments = (name, server, address, page)
         threading.Thread(target=self._retry, args=arguments, name=f"{name}-retry", daemon=True).start()
 
-    def _retry(self, name: str, server: Server, address: Address, page: http.Handler) -> None:
+    def _retry(self, name: str, server: Server, address: ListenAddress, page: http.Handler) -> None:
         while not self._closing.wait(_RETRY_SECONDS):
             if not _listen(server, address, page):
                 log.info("bind succeeded", server=name, address=str(address))
                 return
 
 
-def _listen(server: Server, address: Address, page: http.Handler) -> str:
+def _listen(server: Server, address: ListenAddress, page: http.Handler) -> str:
     """Return why the server cannot listen, or "". An unspecified address of either family means both, as in Go."""
     host = "" if ipaddress.ip_address(address.host).is_unspecified else address.host
     try:
@@ -75,3 +84,40 @@ def _listen(server: Server, address: Address, page: http.Handler) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+class StandbyPages:
+    """Serve the health and metrics addresses as far as they are free. `holder` returns which agent runs."""
+
+    def __init__(
+        self, config: Config, node_name: str, flags: Mapping[str, object], holder: Callable[[], str]
+    ) -> None:
+        self._config = config
+        self._node_name = node_name
+        self._holder = holder
+        self._started = time.time()
+        # The other agent may have the addresses.
+        self._listeners = Listeners(hard_fail=False)
+        metrics = Metrics()
+        health = health_pages(Health(Family, config.iptables.sync_period), metrics.health_served)
+        self._listeners.open(config, health, metrics_pages(metrics.page, config, flags, self._status))
+
+    def close(self) -> None:
+        """Close the addresses."""
+        self._listeners.close()
+
+    def _status(self, filter_: PageFilter) -> AgentStatus:
+        return AgentStatus(
+            version=pykubeproxy.__version__,
+            node=self._node_name,
+            backend=self._config.iptables_backend.value,
+            started=self._started,
+            now=time.time(),
+            healthy=False,
+            ready=False,
+            alive=True,
+            node_eligible=False,
+            families=(),
+            waits_for=self._holder(),
+            filter=filter_,
+        )

@@ -1,21 +1,24 @@
 """The metrics of the agent: kube-proxy's under their own names, and pykubeproxy's."""
 
-from collections.abc import Callable, Iterable, Iterator
+import gzip
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
+from urllib.parse import parse_qs
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from pykubeproxy import http
-from pykubeproxy.agent.observe.change_counts import count_event
-from pykubeproxy.agent.observe.exposition import exposition
-from pykubeproxy.agent.sync.report import SyncReport
+from pykubeproxy.agent.report import SyncReport
+from pykubeproxy.http import accept
 from pykubeproxy.kernel import nfacct
-from pykubeproxy.objects import Event, Family, Key, Kind
+from pykubeproxy.objects import Deleted, EndpointSlice, Event, Family, Key, Kind, Listed, Service, Updated
 from pykubeproxy.rules import skeleton
-from pykubeproxy.services.cluster import ChangedServices
+from pykubeproxy.services.cluster import ChangedServices, families_of
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.sources import Watch
 
@@ -35,6 +38,83 @@ _NFACCT = {
         "Packets to node ports on 127.0.0.0/8",
     ),
 }
+# The name of the only check.
+_PING = "ping"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores"
+# As fast as possible: a scrape must not delay the reconcile loop.
+_GZIP_LEVEL = 1
+
+
+def count_event(event: Event, changes: ChangedServices, families: Collection[Family]) -> tuple[Kind, int]:
+    """Return the kind of an event and how often it counts.
+
+    An event about a Service counts in all served `families`, even if it changes nothing. One about an EndpointSlice
+    counts in the family of its addresses, if it names a Service. Of a list, only objects that it changes count.
+    """
+    match event:
+        case Updated(Service()) | Deleted(Kind.SERVICE):
+            return Kind.SERVICE, len(families)
+        case Listed(Kind.SERVICE):
+            return Kind.SERVICE, len(families) * len(changes)
+        case Updated(EndpointSlice() as slice_):
+            return Kind.ENDPOINT_SLICE, len(families_of(slice_).intersection(families))
+        case Listed(Kind.ENDPOINT_SLICE) | Deleted(Kind.ENDPOINT_SLICE):
+            count = sum(changed[family] for changed in changes.values() for family in families)
+            return Kind.ENDPOINT_SLICE, count
+    return Kind.NODE, 0
+
+
+class Latencies:
+    """Remember the trigger times of EndpointSlices until a sync applies them. Call from the loop thread only.
+
+    All times are seconds since 1970. Ignore changes before `started`, which waited for this process, and slices that
+    cause no sync: without a Service, headless, or of families that are not served.
+    """
+
+    def __init__(self, started: float, families: Iterable[Family]) -> None:
+        self._started = started
+        self._seen: dict[Key, float] = {}
+        # The times of each slice, with the Service of the slice.
+        self._pending: dict[Family, dict[Key, tuple[Key, list[float]]]] = {family: {} for family in families}
+
+    def event_applied(self, event: Event) -> None:
+        """Remember the trigger times of an event, before or after it is applied."""
+        match event:
+            case Updated(EndpointSlice() as slice_):
+                self._record(slice_, event.trigger_times())
+            case Listed(Kind.ENDPOINT_SLICE, objects):
+                present = {object_.key for object_ in objects}
+                for key in self._seen.keys() - present:
+                    self._forget(key)
+                for object_ in objects:
+                    if isinstance(object_, EndpointSlice):
+                        self._record(object_, Updated(object_).trigger_times())
+            case Deleted(Kind.ENDPOINT_SLICE, key):
+                self._forget(key)
+
+    def sync_succeeded(self, family: Family, now: float, deferred: Collection[Key] = ()) -> list[float]:
+        """Return the latency in seconds of each change in one family that a sync applied.
+
+        The changes of `deferred` Services are not applied yet.
+        """
+        pending = self._pending[family]
+        self._pending[family] = {key: waiting for key, waiting in pending.items() if waiting[0] in deferred}
+        applied = (triggers for service, triggers in pending.values() if service not in deferred)
+        return [max(0.0, now - trigger) for triggers in applied for trigger in triggers]
+
+    def _record(self, slice_: EndpointSlice, triggers: tuple[float, ...]) -> None:
+        seen = self._seen.get(slice_.key)
+        new = [trigger for trigger in triggers if trigger > self._started and trigger != seen]
+        for family in families_of(slice_).intersection(self._pending) if new else ():
+            self._seen[slice_.key] = new[-1]
+            _, earlier = self._pending[family].get(slice_.key, (None, []))
+            self._pending[family][slice_.key] = (slice_.service_key, [*earlier, min(new)])
+
+    def _forget(self, key: Key) -> None:
+        # The trigger time of a deleted slice is that of its last change, not of the deletion.
+        self._seen.pop(key, None)
+        for pending in self._pending.values():
+            pending.pop(key, None)
 
 
 class Metrics:
@@ -177,7 +257,9 @@ class Metrics:
         if kind not in self._changes:
             return
         self._changes[kind].inc(count)
-        waiting = {key: sum(families[it] for it in self._families) for key, families in changes.items()}
+        waiting = {
+            key: sum(families[family] for family in self._families) for key, families in changes.items()
+        }
         self._pending[kind].update(key for key, changed in waiting.items() if changed)
         self._service_changes_pending.set(len(self._pending[Kind.SERVICE]))
         if kind is Kind.ENDPOINT_SLICE:
@@ -295,3 +377,87 @@ class _DroppedLines(Collector):
 def _packets(name: str) -> int | None:
     counter = nfacct.read(name)
     return None if counter is None else counter.packets
+
+
+class Slis:
+    """The service level indicators of kube-proxy. Any thread may call the pages. `started`: seconds since 1970."""
+
+    def __init__(self, started: float) -> None:
+        self._registry = CollectorRegistry()
+        self._result = Gauge(
+            "kubernetes_healthcheck",
+            "[STABLE] Result of the latest health check: 1 if it passed",
+            ("name", "type"),
+            registry=self._registry,
+        )
+        self._results = Counter(
+            "kubernetes_healthchecks",
+            "[STABLE] Health checks by result",
+            ("name", "status", "type"),
+            registry=self._registry,
+        )
+        about = "[ALPHA] Start of the process in seconds since 1970"
+        start = Gauge("process_start_time_seconds", about, registry=self._registry)
+        start.set(started)
+
+    def healthz(self, request: http.Request) -> http.Response:
+        """Return "ok", or a line for each check if the query has `verbose`; `exclude` omits checks."""
+        query = parse_qs(request.query, keep_blank_values=True)
+        excluded = set(query.get("exclude", ()))
+        if _PING not in excluded:
+            self._result.labels(_PING, "healthz").set(1)
+            self._results.labels(_PING, "success", "healthz").inc()
+        if "verbose" not in query:
+            return http.text("ok")
+        lines = [f"[+]{_PING} excluded: ok" if _PING in excluded else f"[+]{_PING} ok"]
+        if unknown := ",".join(json.dumps(name, ensure_ascii=False) for name in sorted(excluded - {_PING})):
+            lines.append(f"warn: some health checks cannot be excluded: no matches for {unknown}")
+        return http.text("\n".join([*lines, "healthz check passed", ""]))
+
+    def metrics(self, request: http.Request) -> http.Response:
+        """Return the page /metrics/slis. DELETE resets the counts instead, as in kube-proxy."""
+        if request.method != "DELETE":
+            return exposition(self._registry)
+        self._result.clear()
+        self._results.clear()
+        return http.text("metrics reset\n")
+
+
+def exposition(registry: CollectorRegistry) -> http.Response:
+    """Return a page with the metrics of a registry."""
+    return http.Response(prometheus_client.generate_latest(_AsKubeProxy(registry)), CONTENT_TYPE)
+
+
+def scraped(page: http.Response, request: http.Request, started: float) -> http.Response:
+    """Complete a page of metrics, compressed if the client accepts gzip; `started` is when the process started."""
+    headers: tuple[tuple[str, str], ...] = (("Process-Start-Time-Unix", str(int(started))),)
+    body = page.body
+    if accept.accepts_gzip(request.headers.get("accept-encoding", "")):
+        headers += (("Content-Encoding", "gzip"),)
+        body = gzip.compress(body, _GZIP_LEVEL)
+    return http.Response(body, page.content_type, headers=headers)
+
+
+class _AsKubeProxy(Collector):
+    """Collect the registry in kube-proxy's form.
+
+    It leaves out metrics without samples, writes whole bucket bounds without ".0", and adds kube-proxy's stability level.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            if metric.name.startswith("kubeproxy_"):
+                metric.documentation = f"[ALPHA] {metric.documentation}"
+            if metric.type == "histogram":
+                metric.samples = [_whole_bound(sample) for sample in metric.samples]
+            if metric.samples:
+                yield metric
+
+
+def _whole_bound(sample: Sample) -> Sample:
+    """Return a sample with bound "1" instead of "1.0": beside kube-proxy, these would be two buckets."""
+    bound = sample.labels.get("le", "")
+    return sample._replace(labels={**sample.labels, "le": bound[:-2]}) if bound.endswith(".0") else sample

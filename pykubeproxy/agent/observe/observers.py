@@ -4,33 +4,30 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+import msgspec
 import structlog
 
 from pykubeproxy.agent import BindFailed
 from pykubeproxy.agent.observe import events
-from pykubeproxy.agent.observe.health import Health, health_pages
-from pykubeproxy.agent.observe.healthchecks import DesiredChecks, HealthChecks, listening_hosts
-from pykubeproxy.agent.observe.heartbeat import Heartbeat
-from pykubeproxy.agent.observe.history import SyncHistory
-from pykubeproxy.agent.observe.latency import Latencies
+from pykubeproxy.agent.observe.handlers import metrics_pages
+from pykubeproxy.agent.observe.health import Health, HealthState, Heartbeat, health_pages
+from pykubeproxy.agent.observe.health_checks import DesiredChecks, HealthChecks, listening_hosts
 from pykubeproxy.agent.observe.listeners import Listeners
-from pykubeproxy.agent.observe.metrics import Metrics
-from pykubeproxy.agent.observe.object_documents import Objects
-from pykubeproxy.agent.observe.pages import metrics_pages
-from pykubeproxy.agent.observe.skipped_addresses import SkippedAddressReporter
-from pykubeproxy.agent.observe.status import Filter, Repair, Status
-from pykubeproxy.agent.observe.unkept_affinity import UnkeptAffinityReporter
-from pykubeproxy.agent.quarantine.reporter import QuarantineReporter
-from pykubeproxy.agent.sync.report import SyncReport
+from pykubeproxy.agent.observe.metrics import Latencies, Metrics
+from pykubeproxy.agent.observe.service_reports import ServiceReporter
+from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import system
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Node
+from pykubeproxy.pages.servicez import NodeObjects
+from pykubeproxy.pages.statusz import AgentStatus, FamilyStatus, PageFilter, RepairRecord, SyncRecord
 from pykubeproxy.services.cluster import ChangedServices
 
 # How long `close` waits for queued events to be sent.
 _CLOSE_SECONDS = 2.0
 
 log = structlog.get_logger()
+_SYNCS, _REPAIRS = 50, 10
 
 
 class Observers:
@@ -60,9 +57,7 @@ class Observers:
         self.metrics = Metrics(busy_seconds=heartbeat.busy_seconds, families=self._families)
         self.history = SyncHistory()
         self._latencies = Latencies(time.time(), self._families)
-        self._quarantine = QuarantineReporter(node_name, recorder)
-        self._skipped = SkippedAddressReporter(node_name, recorder)
-        self._unkept = UnkeptAffinityReporter(node_name, recorder, config.max_affinity_lists)
+        self._services = ServiceReporter(node_name, recorder, config.max_affinity_lists)
         self._rejected_trees: dict[Family, str] = {}
         self._desired_checks = DesiredChecks()
         self._checks: HealthChecks | None = None
@@ -72,8 +67,8 @@ class Observers:
     def serve(
         self,
         flags: Mapping[str, object],
-        status: Callable[[Filter], Status] | None = None,
-        objects: Callable[[Filter, bool], Objects | None] | None = None,
+        status: Callable[[PageFilter], AgentStatus] | None = None,
+        objects: Callable[[PageFilter, bool], NodeObjects | None] | None = None,
     ) -> None:
         """Open the health and metrics addresses and record the event Starting; see `metrics_pages` for the arguments.
 
@@ -135,10 +130,8 @@ class Observers:
         now = time.time()
         self.health.sync_succeeded(report.family)
         self.metrics.sync_succeeded(report, now)
-        if self._quarantine.sync_succeeded(report):
+        if self._services.sync_succeeded(report):
             self.metrics.restore_failed(report.family)
-        self._skipped.sync_succeeded(report)
-        self._unkept.sync_succeeded(report)
         self._report_tree(report)
         self.history.sync_succeeded(report, now)
         for seconds in self._latencies.sync_succeeded(report.family, now, report.deferred):
@@ -175,7 +168,9 @@ class Observers:
         if contested and not self._is_contested(family):
             self.recorder.record(events.drift_contested(self._node_name, family))
         self._drift_contested(family, contested)
-        self.history.drift_repaired(Repair(time.time(), family.value, seconds, report.drift.tables, writers))
+        self.history.drift_repaired(
+            RepairRecord(time.time(), family.value, seconds, report.drift.tables, writers)
+        )
         self.recorder.record(events.drift_repaired(self._node_name, family, tables, writers))
 
     def rules_missing(self, family: Family, since: float | None) -> None:
@@ -233,3 +228,52 @@ class Observers:
     def _drift_contested(self, family: Family, contested: bool) -> None:
         self.health.drift_contested(family, contested)
         self.metrics.drift_contested(family, contested)
+
+
+class SyncHistory:
+    """Remember the last syncs and repairs, oldest first, with times in seconds since 1970.
+
+    Call from the loop thread only; any thread may read: values are replaced, never changed.
+    """
+
+    def __init__(self) -> None:
+        self.syncs: tuple[SyncRecord, ...] = ()
+        self.repairs: tuple[RepairRecord, ...] = ()
+        self._last: Mapping[Family, FamilyStatus] = {}
+
+    def sync_succeeded(self, report: SyncReport, now: float) -> None:
+        family, seconds = report.family.value, sum(report.seconds.values())
+        self._add(SyncRecord(now, family, report.full, seconds, sum(report.rules_written.values())))
+        # Keep a summary: the report refers to every Service of the sync.
+        status = FamilyStatus(
+            family=family,
+            overdue=False,
+            services=report.services,
+            endpoints=report.endpoints,
+            rules=report.rules,
+            quarantined=report.quarantined,
+            rejected_tree=report.rejected_tree,
+        )
+        self._last = {**self._last, report.family: status}
+
+    def sync_failed(self, family: Family, full: bool, seconds: float, now: float, reason: str) -> None:
+        self._add(SyncRecord(now, family.value, full, seconds, failure=reason))
+
+    def drift_repaired(self, repair: RepairRecord) -> None:
+        self.repairs = (*self.repairs, repair)[-_REPAIRS:]
+
+    def families(self, health: HealthState) -> tuple[FamilyStatus, ...]:
+        """Return the status of each family in `health`, as of its last successful sync."""
+        last = self._last
+        return tuple(
+            msgspec.structs.replace(
+                last.get(family) or FamilyStatus(family=family.value, overdue=False),
+                overdue=state.overdue,
+                contested=state.contested,
+                last_updated=state.last_updated / 1e9 or None,
+            )
+            for family, state in health.families.items()
+        )
+
+    def _add(self, sync: SyncRecord) -> None:
+        self.syncs = (*self.syncs, sync)[-_SYNCS:]

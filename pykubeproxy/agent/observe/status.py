@@ -1,167 +1,76 @@
-"""The status of an agent: the values behind /statusz, its JSON form and `pykubeproxy status`."""
+"""Collect the status and the objects of the agent, which only the loop thread may read."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from pykubeproxy import API_VERSION
-from pykubeproxy.agent.quarantine.quarantined import Quarantined
-from pykubeproxy.rules.drift import TableDrift
-from pykubeproxy.services.frontend import Frontend, policy_frontends
-from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.selection import Reason, ResolvedPort, Verdict
+import pykubeproxy
+from pykubeproxy.agent.observe.observers import Observers
+from pykubeproxy.agent.startup import Families
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.objects import Key, Node
+from pykubeproxy.pages.servicez import NodeObjects
+from pykubeproxy.pages.statusz import (
+    AgentStatus,
+    EndpointStatus,
+    PageFilter,
+    PortStatus,
+    Unwatched,
+)
+from pykubeproxy.services.cluster import Cluster, rivals
+from pykubeproxy.services.ports import ApiServers, policy_frontends
+from pykubeproxy.services.selection import EndpointVerdict, Reason, ResolvedPort
+from pykubeproxy.sources import Watch
+
+# List no further services above this many endpoints, so that syncs do not wait long.
+_MOST_ENDPOINTS = 10_000
+
+_T = TypeVar("_T")
+# How long a client waits for the loop, in seconds; a sync may take longer.
+_TIMEOUT = 2.0
 
 
-class Sync(msgspec.Struct, frozen=True, rename="camel"):
-    """One sync of one family: its end in seconds since 1970, its duration, the rules written, and the failure or ""."""
+class LoopQuery(msgspec.Struct, Generic[_T], frozen=True):
+    """A question to the loop. The sender waits for `future`, and cancels it on timeout."""
 
-    time: float
-    family: str
-    full: bool
-    seconds: float
-    rules: int = 0
-    failure: str = ""
+    question: Callable[[Cluster, Iterable[FamilyTables]], _T]
+    future: Future[_T]
 
-
-class Repair(msgspec.Struct, frozen=True, rename="camel"):
-    """A repair of drift, its end in seconds since 1970, and the seconds since the drift was detected.
-
-    `writers` are the processes that may have caused it, with process IDs of the first process namespace, if known.
-    """
-
-    time: float
-    family: str
-    seconds: float
-    drift: tuple[TableDrift, ...]
-    writers: tuple[str, ...] = ()
-
-    @property
-    def what(self) -> str:
-        """Return the drift as text: "nat: 2 chains, 7 rules missing; 1 rule added"."""
-        return ", ".join(f"{drift.table}: {drift}" for drift in self.drift)
+    def answer(self, cluster: Cluster, tables: Iterable[FamilyTables]) -> None:
+        """Answer the question, or pass its exception on. Call from the loop thread only."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.question(cluster, tables))
+        except Exception as error:
+            self.future.set_exception(error)
 
 
-class Unwatched(msgspec.Struct, frozen=True, rename="camel"):
-    """Objects whose watch has failed since `since`, in seconds since 1970."""
+class ServiceList(msgspec.Struct, frozen=True):
+    """How many Services match a filter, and the ports of the first of them."""
 
-    objects: str
-    since: float
-    reason: str
-
-
-class FamilyStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """One family as of its last successful sync, at `last_updated` in seconds since 1970, None before the first.
-
-    `overdue`: a change has waited too long for a sync, or syncs keep failing. `contested`: another program keeps
-    undoing the rules. `rejected_tree`: why iptables rejects the dispatch tree, so that a flat chain takes its place; "" if
-    it does not. `endpoints` are all endpoints of its services, used or not; `rules` counts our rules by table.
-    """
-
-    family: str
-    overdue: bool
-    last_updated: float | None = None
-    services: int = 0
-    endpoints: int = 0
-    rules: Mapping[str, int] = {}
-    quarantined: tuple[Quarantined, ...] = ()
-    contested: bool = False
-    rejected_tree: str = ""
+    matching: int
+    ports: tuple[PortStatus, ...]
 
 
-class EndpointStatus(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """An endpoint, its share of new connections (0 to 1), and the reason."""
-
-    address: str
-    port: int
-    share: float
-    used: bool
-    state: str
-
-
-class PortStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """A service port in one family under one traffic policy, with the addresses that this policy applies to."""
-
-    namespace: str
-    name: str
-    port: str
-    protocol: str
-    family: str
-    policy: str
-    frontends: tuple[Frontend, ...]
-    endpoints: tuple[EndpointStatus, ...]
-
-    @property
-    def title(self) -> str:
-        """The name used in rules and logs: namespace/name:port."""
-        return str(PortName(self.namespace, self.name, self.port, self.protocol))
-
-
-class Filter(msgspec.Struct, frozen=True, rename="camel"):
-    """Select services by namespace and name, where not empty, and return at most `limit` of them."""
-
-    namespace: str = ""
-    service: str = ""
-    limit: int = 200
-
-
-class Status(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """An agent at one moment.
-
-    Keys may be added. Times are seconds since 1970.
-
-    - `healthy`, `ready`, `alive`: the results of /healthz, /readyz and /livez
-    - `unavailable_families`: IP families that this node cannot serve, with the reason
-    - `pending_services`, `pending_endpoints`: the number of Services that changed since the last sync, themselves or
-      in their endpoints
-    - `syncs`: the last syncs, oldest first
-    - `repairs`: the last repairs of drift, oldest first
-    - `unwatched`: objects whose watch fails, so that the rules do not follow their changes
-    - `waits_for`: the agent that manages the rules while this one waits to take over; "" if this one manages them
-    - `waiting`: other agents that wait to take over when this one ends
-    - `matching`: the number of Services that match the filter
-    - `services`: the ports of these Services, at most `limit` Services
-    - `busy`: a sync is running, so `services` is empty
-    """
-
-    api_version: str = API_VERSION
-    version: str
-    node: str
-    backend: str
-    started: float
-    now: float
-    healthy: bool
-    ready: bool
-    alive: bool
-    node_eligible: bool
-    families: tuple[FamilyStatus, ...]
-    unavailable_families: Mapping[str, str] = {}
-    pending_services: int = 0
-    pending_endpoints: int = 0
-    syncs: tuple[Sync, ...] = ()
-    repairs: tuple[Repair, ...] = ()
-    unwatched: tuple[Unwatched, ...] = ()
-    waits_for: str = ""
-    waiting: tuple[str, ...] = ()
-    filter: Filter = Filter()
-    matching: int = 0
-    services: tuple[PortStatus, ...] = ()
-    busy: bool = False
-
-
-def encode(status: Status) -> bytes:
-    """Return the status as JSON."""
-    return msgspec.json.encode(status)
-
-
-def decode(text: bytes) -> Status:
-    """Read the output of `encode`. Raises ValueError for any other text or version."""
-    try:
-        status = msgspec.json.decode(text, type=Status)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if status.api_version != API_VERSION:
-        raise ValueError(f"its API version is {status.api_version}, not {API_VERSION}")
-    return status
+def list_services(cluster: Cluster, tables: Iterable[FamilyTables], filter_: PageFilter) -> ServiceList:
+    """Return the Services that have rules and match, by name, with their current endpoints."""
+    families = tuple(tables)
+    keys = sorted({key for family in families for key in family.services() if _matches(key, filter_)})
+    ports: list[PortStatus] = []
+    endpoints = 0
+    for key in keys[: filter_.limit]:
+        if endpoints > _MOST_ENDPOINTS:
+            break
+        for family in families:
+            for resolved in family.resolve(cluster, key):
+                ports += port_statuses(resolved, family.family.value)
+                endpoints += len(resolved.selection.verdicts)
+    return ServiceList(len(keys), tuple(ports))
 
 
 def port_statuses(resolved: ResolvedPort, family: str) -> Iterator[PortStatus]:
@@ -182,10 +91,126 @@ def port_statuses(resolved: ResolvedPort, family: str) -> Iterator[PortStatus]:
             )
 
 
-def _endpoints(reasons: Sequence[tuple[Verdict, Reason | None]]) -> Iterator[EndpointStatus]:
+def _endpoints(reasons: Sequence[tuple[EndpointVerdict, Reason | None]]) -> Iterator[EndpointStatus]:
     used = sum(1 for _, reason in reasons if reason and reason.used)
     for verdict, reason in reasons:
         if reason:
             address, _, port = verdict.endpoint.target.rpartition(":")
             share = round(1 / used, 9) if reason.used else 0.0
             yield EndpointStatus(address.strip("[]"), int(port), share, reason.used, reason.value)
+
+
+def list_objects(
+    cluster: Cluster,
+    tables: Iterable[FamilyTables],
+    node_name: str,
+    filter_: PageFilter,
+    api_servers: ApiServers = frozenset(),
+    all_slices: bool = False,
+) -> NodeObjects:
+    """Return the Services that match, and the Node; EndpointSlices of a Service that the filter names, or of all.
+
+    With a Service come those that may decide whether it keeps session affinity.
+    """
+    services = tuple(service for service in cluster.services() if _matches(service.key, filter_))
+    services += rivals(services, cluster.services() if filter_.service else ())
+    slices = (slice_ for service in services for slice_ in cluster.all_slices_of(service.key))
+    quarantined = (port for family in tables for port in family.quarantined())
+    return NodeObjects(
+        node=cluster.node(node_name) or Node(node_name),
+        services=services,
+        slices=tuple(slices) if filter_.service or all_slices else (),
+        quarantined=tuple(port for port in quarantined if _matches(port.port_name.service_key, filter_)),
+        api_servers=api_servers,
+    )
+
+
+def _matches(key: Key, filter_: PageFilter) -> bool:
+    return filter_.namespace in ("", key.namespace) and filter_.service in ("", key.name)
+
+
+class StatusService:
+    """Collect the status of the agent. Any thread may call it.
+
+    `ask` sends a query to the reconcile loop. `waiting` returns the agents that wait to take over.
+    """
+
+    def __init__(
+        self,
+        node_name: str,
+        families: Families,
+        observers: Observers,
+        ask: Callable[[LoopQuery[Any]], None],
+        watches: Iterable[Watch] = (),
+        api_servers: Callable[[], ApiServers] = frozenset,
+        waiting: Callable[[], tuple[str, ...]] = tuple,
+    ) -> None:
+        self._node_name = node_name
+        self._families = families
+        self._observers = observers
+        self._ask = ask
+        self._watches = tuple(watches)
+        self._api_servers = api_servers
+        self._waiting = waiting
+        self._started = time.time()
+        self._lock = threading.Lock()
+
+    def status(self, filter_: PageFilter) -> AgentStatus:
+        """Return the current status; without services while a sync runs."""
+        services = self._query(lambda cluster, tables: list_services(cluster, tables, filter_))
+        health = self._observers.health.state()
+        history = self._observers.history
+        pending_services, pending_endpoints = self._observers.pending()
+        now = time.time()
+        return AgentStatus(
+            version=pykubeproxy.__version__,
+            node=self._node_name,
+            backend=self._families.backend.value,
+            started=self._started,
+            now=now,
+            healthy=health.healthy,
+            ready=health.ready,
+            alive=health.alive,
+            node_eligible=health.node_eligible,
+            families=history.families(health),
+            unavailable_families={
+                family.value: reason for family, reason in self._families.unsupported.items()
+            },
+            pending_services=pending_services,
+            pending_endpoints=pending_endpoints,
+            syncs=history.syncs,
+            repairs=history.repairs,
+            unwatched=tuple(
+                Unwatched(outage.resource, now - outage.seconds, outage.reason)
+                for watch in self._watches
+                if (outage := watch.outage)
+            ),
+            waiting=self._waiting(),
+            filter=filter_,
+            matching=services.matching if services else 0,
+            services=services.ports if services else (),
+            busy=services is None,
+        )
+
+    def objects(self, filter_: PageFilter, all_slices: bool = False) -> NodeObjects | None:
+        """Return the objects of the agent, see `list_objects`; None while a sync runs."""
+        return self._query(
+            lambda cluster, tables: list_objects(
+                cluster, tables, self._node_name, filter_, self._api_servers(), all_slices
+            )
+        )
+
+    def _query(self, question: Callable[[Cluster, Iterable[FamilyTables]], _T]) -> _T | None:
+        # One query at a time, so that a sync waits for one query at most.
+        deadline = time.monotonic() + _TIMEOUT
+        if not self._lock.acquire(timeout=_TIMEOUT):
+            return None
+        query = LoopQuery[_T](question, Future())
+        try:
+            self._ask(query)
+            return query.future.result(deadline - time.monotonic())
+        except TimeoutError:
+            query.future.cancel()
+            return None
+        finally:
+            self._lock.release()

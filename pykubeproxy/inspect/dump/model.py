@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from pykubeproxy.inspect.filter import ServiceFilter, parse_title
 from pykubeproxy.inspect.limit import RuleLimit
 from pykubeproxy.inspect.routes import (
     FrontendRule,
@@ -20,20 +19,23 @@ from pykubeproxy.inspect.routes import (
     serving_rules,
     shares,
 )
-from pykubeproxy.objects import Family, Protocol
+from pykubeproxy.inspect.targets import ServiceFilter, parse_title
+from pykubeproxy.objects import Family, Key, Port, Protocol, Service
 from pykubeproxy.rules import names
-from pykubeproxy.rules.parse import parse_number, parse_rule
+from pykubeproxy.rules.iptables_save import parse_number, parse_rule
 from pykubeproxy.rules.ruleset import ChainKey, Count, Counters, Ruleset
-from pykubeproxy.services.frontend import Frontend, FrontendKind
-from pykubeproxy.services.ports import PortName
+from pykubeproxy.services.ports import Frontend, FrontendKind, PortName
 
 _KINDS = list(FrontendKind)
 
 
-class EndpointView(msgspec.Struct, frozen=True, gc=False):
-    """An endpoint, its probability to get a new connection, and the counters of its chain since it was written.
+class EndpointView(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """An endpoint of a service port.
 
-    Both policies share the chain. Only the first packet of a connection passes table nat, so packets are connections.
+    - `share`: its probability to get a new connection, 0 to 1
+    - `packets`, `bytes`: the counters of its chain since that was written, for both policies together; only the first
+      packet of a connection passes table nat, so packets are connections
+    - `chain`: its own chain
     """
 
     address: str
@@ -44,18 +46,27 @@ class EndpointView(msgspec.Struct, frozen=True, gc=False):
     chain: str = ""
 
 
-class ServiceView(msgspec.Struct, frozen=True):
+class ServiceView(msgspec.Struct, frozen=True, rename="camel"):
     """One service port in one family under one traffic policy.
 
-    - `frontends`: the frontends under this policy
+    - `name`: of the Service; if it is unknown, `namespace` is "" and this the name of a chain
+    - `port`: the name of the port, "" if it has none
+    - `family`: "IPv4" or "IPv6"
+    - `policy`: "Cluster" or "Local"; the rules do not show that of a rejected port, then "Cluster"
+    - `verdict`: "dnat" with endpoints, "reject" without, "drop" with endpoints on other nodes only, "pass" without a rule
+    - `frontends`: the addresses under this policy; that of a node port is "*" if all addresses of the node count
     - `from_this_node`: under external policy Local, the frontends that lead here only from this node and its pods
-    - `verdict`: REJECT without endpoints, DROP with endpoints on other nodes only
+    - `affinity_seconds`: how long a client keeps its endpoint; null without session affinity
+    - `source_ranges`: the sources allowed at load balancer IPs; null for all
+    - `health_check_node_port`: null without one
+    - `chain`: the balancing chain; null without endpoints
     - `quarantined`: not served, in quarantine; the agent's status has the reason
-    - `source_ranges`: the sources allowed at load balancer IPs; None for all
-    - `chain`: the balancing chain; "" without endpoints
     """
 
-    name: PortName
+    namespace: str
+    service: str = msgspec.field(name="name")
+    port: str
+    protocol: str
     family: Family
     policy: Policy
     verdict: PacketVerdict
@@ -64,12 +75,16 @@ class ServiceView(msgspec.Struct, frozen=True):
     endpoints: tuple[EndpointView, ...]
     affinity_seconds: int | None
     source_ranges: tuple[str, ...] | None
-    health_check_node_port: int
-    chain: str = ""
+    health_check_node_port: int | None
+    chain: str | None = None
     quarantined: bool = False
 
+    @property
+    def name(self) -> PortName:
+        return PortName(self.namespace, self.service, self.port, self.protocol)
 
-class PortRules(msgspec.Struct, frozen=True):
+
+class FrontendRules(msgspec.Struct, frozen=True):
     """The rules for the frontends of one service port: in nat those that serve, in filter those that reject."""
 
     serving: list[FrontendRule]
@@ -80,14 +95,14 @@ class PortRules(msgspec.Struct, frozen=True):
         return {rule.frontend.port for rule in (*self.serving, *self.rejecting)}
 
 
-def find_ports(ruleset: Ruleset, filter_: ServiceFilter) -> Mapping[PortName, PortRules]:
+def find_ports(ruleset: Ruleset, filter_: ServiceFilter) -> Mapping[PortName, FrontendRules]:
     """Return the matching service ports of one family, sorted."""
     resolver = _NameResolver(ruleset, filter_)
-    ports: dict[PortName, PortRules] = {}
+    ports: dict[PortName, FrontendRules] = {}
     for rule in serving_rules(ruleset):
-        ports.setdefault(resolver.resolve(rule), PortRules([], [])).serving.append(rule)
+        ports.setdefault(resolver.resolve(rule), FrontendRules([], [])).serving.append(rule)
     for rule in rejecting_rules(ruleset):
-        ports.setdefault(resolver.resolve(rule), PortRules([], [])).rejecting.append(rule)
+        ports.setdefault(resolver.resolve(rule), FrontendRules([], [])).rejecting.append(rule)
     return {name: ports[name] for name in sorted(ports) if filter_.matches(name, ports[name].numbers())}
 
 
@@ -102,7 +117,7 @@ def views(
 
 
 def port_views(
-    ruleset: Ruleset, counters: Counters, ports: Mapping[PortName, PortRules]
+    ruleset: Ruleset, counters: Counters, ports: Mapping[PortName, FrontendRules]
 ) -> tuple[ServiceView, ...]:
     """Return the views of some of the service ports that `find_ports` has found."""
     checks = health_checks(ruleset)
@@ -137,10 +152,12 @@ class _PortReader(msgspec.Struct, frozen=True):
     health_check_node_port: int
     limit: RuleLimit
 
-    def views(self, rules: PortRules) -> Iterable[ServiceView]:
+    def views(self, rules: FrontendRules) -> Iterable[ServiceView]:
         policies = {policy: _PolicyRules() for policy in Policy}
         frontends = [rule.frontend for rule in rules.serving]
-        balancers = {it.address for it in frontends if it.kind is FrontendKind.LOAD_BALANCER_IP}
+        balancers = {
+            frontend.address for frontend in frontends if frontend.kind is FrontendKind.LOAD_BALANCER_IP
+        }
         for rule in rules.serving:
             _add_route(policies, rule.frontend, route(self.ruleset, rule.target), balancers)
         for rule in rules.rejecting:
@@ -151,8 +168,12 @@ class _PortReader(msgspec.Struct, frozen=True):
 
     def _view(self, policy: Policy, collected: _PolicyRules) -> ServiceView:
         endpoints = tuple(self._endpoints(collected.chain)) if collected.chain else ()
+        name = self.name
         return ServiceView(
-            name=self.name,
+            namespace=name.namespace,
+            service=name.service,
+            port=name.port,
+            protocol=name.protocol,
             family=self.ruleset.family,
             policy=policy,
             verdict=PacketVerdict.DNAT if endpoints else collected.rejection or PacketVerdict.PASS,
@@ -161,8 +182,8 @@ class _PortReader(msgspec.Struct, frozen=True):
             endpoints=endpoints,
             affinity_seconds=affinity_seconds(self.ruleset, collected.chain) if collected.chain else None,
             source_ranges=collected.source_ranges,
-            health_check_node_port=self.health_check_node_port if policy is Policy.LOCAL else 0,
-            chain=collected.chain if endpoints else "",
+            health_check_node_port=self.health_check_node_port or None if policy is Policy.LOCAL else None,
+            chain=collected.chain if endpoints else None,
             quarantined=collected.quarantined,
         )
 
@@ -175,7 +196,7 @@ class _PortReader(msgspec.Struct, frozen=True):
             yield EndpointView(
                 address.strip("[]"),
                 parse_number(port),
-                share.probability,
+                round(share.probability, 9),  # iptables keeps 31 bits
                 count.packets,
                 count.bytes,
                 key.chain,
@@ -266,3 +287,40 @@ def _titles(ruleset: Ruleset, key: ChainKey) -> Iterable[str]:
 
 def _hash(name: PortName) -> str:
     return names.cluster_chain(name).removeprefix(names.CLUSTER_PREFIX)
+
+
+_PROTOCOLS = {protocol.value for protocol in Protocol}
+_FIELDS = {
+    FrontendKind.CLUSTER_IP: "cluster_ips",
+    FrontendKind.EXTERNAL_IP: "external_ips",
+    FrontendKind.LOAD_BALANCER_IP: "load_balancer_ips",
+}
+
+
+def services_of(rulesets: Iterable[Ruleset], filter_: ServiceFilter | None = None) -> tuple[Service, ...]:
+    """Return the matching Services with the frontends that the rules of both families serve or reject."""
+    found: dict[PortName, list[Frontend]] = {}
+    for ruleset in rulesets:
+        for name, rules in find_ports(ruleset, filter_ or ServiceFilter()).items():
+            found.setdefault(name, []).extend(rule.frontend for rule in (*rules.serving, *rules.rejecting))
+    services: dict[Key, Service] = {}
+    for name, frontends in found.items():
+        # A chain without comments has no name; rules of other programs may have any protocol.
+        if name.namespace and name.protocol.upper() in _PROTOCOLS:
+            services[name.service_key] = _with_port(services.get(name.service_key), name, frontends)
+    return tuple(services.values())
+
+
+def _with_port(service: Service | None, name: PortName, frontends: Iterable[Frontend]) -> Service:
+    service = service or Service(name.namespace, name.service)
+    number = node_port = 0
+    addresses: dict[str, tuple[str, ...]] = {}
+    for frontend in frontends:
+        if field := _FIELDS.get(frontend.kind):
+            number = frontend.port
+            addresses[field] = (*addresses.get(field, getattr(service, field)), frontend.address)
+        else:
+            node_port = frontend.port
+    unique = {field: tuple(dict.fromkeys(some)) for field, some in addresses.items()}
+    port = Port(name.port, Protocol(name.protocol.upper()), number, node_port)
+    return msgspec.structs.replace(service, ports=(*service.ports, port), **unique)

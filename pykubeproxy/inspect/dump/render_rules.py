@@ -1,13 +1,18 @@
-"""Print the rules of services as iptables-save does, in the order in which a packet meets them."""
+"""Rules as text: those of services in the order in which a packet meets them, or all rules of a node."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Self
 
-from pykubeproxy.inspect.dump.model import PortRules, find_ports
-from pykubeproxy.inspect.filter import ServiceFilter
+import msgspec
+
+from pykubeproxy.inspect.dump.model import FrontendRules, find_ports
 from pykubeproxy.inspect.routes import RulePosition, chains_from, filter_rules
+from pykubeproxy.inspect.targets import ServiceFilter
+from pykubeproxy.objects import Family
+from pykubeproxy.report.document import Report
 from pykubeproxy.rules import names, skeleton
+from pykubeproxy.rules.iptables_save import parse_rule
 from pykubeproxy.rules.ownership import is_ours
-from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.ports import PortName
 
@@ -26,6 +31,64 @@ _FILTER_SHARED = (
 OTHER_CHAINS = (_POSTROUTING, *_NAT_IN, *_NAT_OUT, *_FILTER)
 
 _Rules = Mapping[ChainKey, tuple[str, ...]]
+
+
+class RenderedChain(msgspec.Struct, frozen=True, rename="camel"):
+    """A chain.
+
+    - `rules`: as iptables-save prints them after "-A CHAIN "
+    """
+
+    chain: str
+    rules: Sequence[str]
+
+
+class RenderedTable(msgspec.Struct, frozen=True, rename="camel"):
+    """A table of iptables.
+
+    - `chains`: in the order of writing, with the jumps from built-in chains
+    """
+
+    table: str
+    chains: Sequence[RenderedChain]
+
+
+class RenderedFamily(msgspec.Struct, frozen=True, rename="camel"):
+    """The rules of one family.
+
+    - `family`: "IPv4" or "IPv6"
+    - `tables`: in the order of writing
+    """
+
+    family: Family
+    tables: Sequence[RenderedTable]
+
+
+class RenderReport(Report, frozen=True, kw_only=True):
+    """The rules for the objects of a node.
+
+    - `node`: its name; null if the objects do not tell it
+    """
+
+    node: str | None
+    families: Sequence[RenderedFamily]
+
+    @classmethod
+    def of(cls, rulesets: Iterable[Ruleset], node_name: str) -> Self:
+        """Return the report of the rules of both families."""
+        return cls(
+            node=node_name or None,
+            families=[
+                RenderedFamily(
+                    ruleset.family,
+                    [
+                        RenderedTable(table, [RenderedChain(*chain) for chain in ruleset.of_table(table)])
+                        for table in ruleset.tables()
+                    ],
+                )
+                for ruleset in rulesets
+            ],
+        )
 
 
 def listing(ruleset: Ruleset, filter_: ServiceFilter) -> str:
@@ -50,7 +113,7 @@ def listing(ruleset: Ruleset, filter_: ServiceFilter) -> str:
     return "".join(_section(table, rules) for table, rules in sections)
 
 
-def _own_chains(ruleset: Ruleset, ports: Mapping[PortName, PortRules]) -> dict[ChainKey, tuple[str, ...]]:
+def _own_chains(ruleset: Ruleset, ports: Mapping[PortName, FrontendRules]) -> dict[ChainKey, tuple[str, ...]]:
     """Return the services' own chains, each after those that jump to it; KUBE-MARK-MASQ is the last."""
     chains: dict[ChainKey, tuple[str, ...]] = {}
     for port in ports.values():
@@ -78,7 +141,7 @@ def _at(ruleset: Ruleset, found: Iterable[RulePosition]) -> _Rules:
     }
 
 
-def _filter_positions(ruleset: Ruleset, ports: Mapping[PortName, PortRules]) -> Iterator[RulePosition]:
+def _filter_positions(ruleset: Ruleset, ports: Mapping[PortName, FrontendRules]) -> Iterator[RulePosition]:
     """Yield the positions of these services' rules in table filter, and of the jumps to them."""
     rejecting = {rule.path for port in ports.values() for rule in port.rejecting}
     titles = set(map(str, ports))

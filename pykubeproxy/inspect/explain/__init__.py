@@ -1,1 +1,1 @@
-"""The view behind `pykubeproxy explain`."""
+"""What `explain` answers: which endpoints a Service uses on 1 to n nodes, and why."""

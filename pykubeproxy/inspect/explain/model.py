@@ -1,22 +1,32 @@
-"""Explain which endpoints a Service uses, and why.
+"""Explain which endpoints a Service uses on each node, and why.
 
-The services package decides and gives the reasons; this module adds frontends, chains and shares.
+The services package decides and gives the reasons; this module adds frontends, chains and shares. Nodes with the same
+answer form a group. Rules of a node agree with that, or they do not.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.inspect.routes import PacketVerdict, Policy
-from pykubeproxy.objects import EndpointSlice, Family, Service
+from pykubeproxy.inspect.targets import ServiceFilter
+from pykubeproxy.objects import EndpointSlice, Family, Key, Node, Service, address_and_port
 from pykubeproxy.rules import names
 from pykubeproxy.rules.context import RuleContext
+from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.endpoints import ResolvedEndpoint, Skipped, SkipReason, slice_skip_reason
-from pykubeproxy.services.frontend import Frontend, frontends, policy_frontends
-from pykubeproxy.services.ports import PortName, ServicePort, ServiceSkipReason, service_ports
+from pykubeproxy.services.ports import (
+    Frontend,
+    PortName,
+    ServicePort,
+    ServiceSkipReason,
+    frontends,
+    policy_frontends,
+    service_ports,
+)
 from pykubeproxy.services.selection import (
     IgnoredHints,
     Reason,
@@ -25,6 +35,7 @@ from pykubeproxy.services.selection import (
     ignored_hints,
 )
 from pykubeproxy.services.size import Oversized
+from pykubeproxy.wording import listed
 
 _SUGGESTIONS = 3
 
@@ -58,7 +69,6 @@ class PortExplanation(msgspec.Struct, frozen=True):
 
     - `topology`: None if policy Cluster, the only one that uses hints, does not apply
     - `slices`: the number of EndpointSlices considered
-    - `quarantined`: why an agent quarantined it; "" if it did not, or no agent was asked
     """
 
     family: Family
@@ -69,7 +79,6 @@ class PortExplanation(msgspec.Struct, frozen=True):
     ignored_hints: tuple[IgnoredHints, ...]
     skipped: tuple[Skipped, ...]
     slices: int
-    quarantined: str = ""
 
     @property
     def name(self) -> PortName:
@@ -83,16 +92,13 @@ class Explanation(msgspec.Struct, frozen=True):
     ports: tuple[PortExplanation, ...]
     skipped: Mapping[Family, ServiceSkipReason]
 
-
-class Difference(msgspec.Struct, frozen=True):
-    """An endpoint that only one of two nodes uses under a policy, with the reasons on either."""
-
-    name: PortName
-    family: Family
-    policy: Policy
-    resolved: ResolvedEndpoint
-    here: Reason
-    there: Reason
+    def only(self, families: Collection[Family]) -> Self:
+        """Return what is explained about these families."""
+        return msgspec.structs.replace(
+            self,
+            ports=tuple(port for port in self.ports if port.family in families),
+            skipped={family: reason for family, reason in self.skipped.items() if family in families},
+        )
 
 
 def _similar(cluster: Cluster, name: str) -> str:
@@ -156,24 +162,6 @@ def explain(cluster: Cluster, service: Service, contexts: Mapping[Family, RuleCo
     return Explanation(service, tuple(ports), skipped)
 
 
-def all_ports(explanations: Iterable[Explanation]) -> Iterator[PortExplanation]:
-    """Yield the ports of all explanations."""
-    return (port for explanation in explanations for port in explanation.ports)
-
-
-def differences(here: Iterable[Explanation], there: Iterable[Explanation]) -> tuple[Difference, ...]:
-    """Return the endpoints that are used on only one of two nodes; both have the same policies."""
-    elsewhere = {(port.name, port.family): port for port in all_ports(there)}
-    return tuple(
-        Difference(port.name, port.family, ours.policy, one.resolved, one.reason, other.reason)
-        for port in all_ports(here)
-        if (match := elsewhere.get((port.name, port.family)))
-        for ours, theirs in zip(port.policies, match.policies, strict=True)
-        for one, other in zip(ours.endpoints, theirs.endpoints, strict=True)
-        if one.reason.used != other.reason.used
-    )
-
-
 def _matching(explanation: Explanation, filter_: ServiceFilter) -> Explanation:
     ports = tuple(
         port
@@ -231,3 +219,187 @@ def _policy(resolved: ResolvedPort, policy: Policy) -> PolicyExplanation:
             for endpoint, reason in reasons
         ),
     )
+
+
+# Only the comparison with rules needs the modules that read them.
+if TYPE_CHECKING:
+    from pykubeproxy.inspect.dump.model import ServiceView
+
+# How many endpoints a sentence names.
+_TARGETS = 3
+# The contexts of a node, by family.
+ContextsOf = Callable[[Node], Mapping[Family, RuleContext]]
+
+
+class NodeGroup(msgspec.Struct, frozen=True):
+    """Nodes that use the same endpoints of a service port under a policy; `port` and `policy` are those of the first."""
+
+    nodes: tuple[str, ...]
+    zones: tuple[str, ...]
+    port: PortExplanation
+    policy: PolicyExplanation
+
+    @property
+    def serves(self) -> bool:
+        """Whether these nodes send packets to endpoints."""
+        return self.policy.verdict is PacketVerdict.DNAT
+
+
+class PortOnNodes(msgspec.Struct, frozen=True):
+    """A service port on all nodes. `first` is its explanation on one of them."""
+
+    first: PortExplanation
+    policies: Mapping[Policy, tuple[NodeGroup, ...]]
+
+
+class ServiceOnNodes(msgspec.Struct, frozen=True):
+    """A Service on all nodes. `first` is its explanation on one of them."""
+
+    first: Explanation
+    ports: tuple[PortOnNodes, ...]
+
+
+class RulesAgreement(msgspec.Struct, frozen=True, rename="camel"):
+    """Whether the rules of a node agree with what is explained.
+
+    - `agree`: null if the rules are unknown
+    - `differences`: a sentence each
+    - `unread`: why the rules are unknown; null if they are known
+    """
+
+    node: str
+    agree: bool | None
+    differences: Sequence[str] = ()
+    unread: str | None = None
+
+
+def explain_nodes(
+    cluster: Cluster,
+    query: ServiceFilter,
+    nodes: Iterable[Node],
+    contexts_of: ContextsOf,
+    families: Collection[Family] = tuple(Family),
+) -> tuple[ServiceOnNodes, ...]:
+    """Explain the matching Services on these nodes, which are at least one. Raises LookupError if none matches.
+
+    Contexts are of both families, as the one matters to the other; the answer is about `families`.
+    """
+    named = _named_nodes(cluster, query)
+    found: dict[Key, list[tuple[Sequence[Node], Explanation]]] = {}
+    for some in _alike(nodes, named):
+        for explanation in explain_all(cluster, query, contexts_of(some[0])):
+            kept = explanation.only(families)
+            found.setdefault(explanation.service.key, []).append((some, kept))
+    return tuple(_service(answers) for answers in found.values())
+
+
+def _named_nodes(cluster: Cluster, query: ServiceFilter) -> frozenset[str]:
+    """Return the nodes that EndpointSlices of the Services name: those with endpoints, and those in hints."""
+    return frozenset(
+        name
+        for service in cluster.services()
+        if service.name == query.name and query.namespace in ("", service.namespace)
+        for slice_ in cluster.all_slices_of(service.key)
+        for endpoint in slice_.endpoints
+        for name in (endpoint.node_name, *endpoint.node_hints)
+    )
+
+
+def _alike(nodes: Iterable[Node], named: Collection[str]) -> Iterable[Sequence[Node]]:
+    """Group nodes that must get the same answer: those in one zone that no EndpointSlice names."""
+    groups: dict[tuple[str, str], list[Node]] = {}
+    for node in nodes:
+        groups.setdefault((node.zone, node.name if node.name in named else ""), []).append(node)
+    return groups.values()
+
+
+def _service(answers: Sequence[tuple[Sequence[Node], Explanation]]) -> ServiceOnNodes:
+    _, first = answers[0]
+    ports: dict[tuple[PortName, Family], list[tuple[Sequence[Node], PortExplanation]]] = {}
+    for nodes, explanation in answers:
+        for port in explanation.ports:
+            ports.setdefault((port.name, port.family), []).append((nodes, port))
+    return ServiceOnNodes(first, tuple(_port_on_nodes(some) for some in ports.values()))
+
+
+def _port_on_nodes(answers: Sequence[tuple[Sequence[Node], PortExplanation]]) -> PortOnNodes:
+    groups: dict[Policy, dict[object, NodeGroup]] = {}
+    for nodes, port in answers:
+        names, zones = tuple(node.name for node in nodes), tuple(node.zone for node in nodes)
+        for policy in port.policies:
+            known = groups.setdefault(policy.policy, {})
+            key = _key(port, policy)
+            group = known.get(key) or NodeGroup((), (), port, policy)
+            known[key] = msgspec.structs.replace(
+                group, nodes=(*group.nodes, *names), zones=(*group.zones, *zones)
+            )
+    _, first = answers[0]
+    return PortOnNodes(first, {policy: _sorted(some.values()) for policy, some in groups.items()})
+
+
+def _key(port: PortExplanation, policy: PolicyExplanation) -> object:
+    reasons = tuple((one.resolved.target, one.reason) for one in policy.endpoints)
+    hints = (port.topology, port.ignored_hints) if policy.policy is Policy.CLUSTER else None
+    return policy.verdict, reasons, hints
+
+
+def _sorted(groups: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
+    """Put nodes that serve first, and then large groups."""
+    return tuple(sorted(groups, key=lambda group: (not group.serves, -len(group.nodes))))
+
+
+def agreement(
+    node: str, services: Iterable[ServiceOnNodes], rulesets: Mapping[Family, Ruleset]
+) -> RulesAgreement:
+    """Compare each service port. `services` are explained for this node alone; families without rules are left out."""
+    found = tuple(sentence for service in services for sentence in _of_service(service, rulesets))
+    return RulesAgreement(node, not found, found)
+
+
+def _of_service(service: ServiceOnNodes, rulesets: Mapping[Family, Ruleset]) -> Iterator[str]:
+    from pykubeproxy.inspect.dump.model import views
+
+    query = ServiceFilter(service.first.service.namespace, service.first.service.name)
+    found = {
+        (view.name, view.family, view.policy): view
+        for ruleset in rulesets.values()
+        for view in views(ruleset, {}, query)
+    }
+    names = {(name, family) for name, family, _ in found}
+    for port in (
+        port_on_nodes.first for port_on_nodes in service.ports if port_on_nodes.first.family in rulesets
+    ):
+        title = f"{port.name} {port.name.protocol} {port.family.value}"
+        if (port.name, port.family) not in names:
+            yield f"{title}: the rules do not have it."
+            continue
+        for policy in port.policies:
+            view = found.get((port.name, port.family, policy.policy))
+            if difference := _difference(port, policy, view):
+                yield f"{title}, policy {policy.policy.value}: {difference}."
+
+
+def _difference(port: PortExplanation, policy: PolicyExplanation, view: "ServiceView | None") -> str:
+    expected = {endpoint.resolved.target for endpoint in policy.endpoints if endpoint.reason.used}
+    actual = (
+        {address_and_port(endpoint.address, endpoint.port) for endpoint in view.endpoints} if view else set()
+    )
+    if expected and not actual and view and view.verdict is not PacketVerdict.DNAT:
+        return f"the rules {view.verdict.value} its packets"
+    if not _is_in_rules(port, policy):
+        return ""
+    parts = (
+        _named("the rules lack", expected - actual),
+        _named("the rules have, but the objects do not,", actual - expected),
+    )
+    return "; ".join(filter(None, parts))
+
+
+def _is_in_rules(port: PortExplanation, policy: PolicyExplanation) -> bool:
+    """Return whether rules show the endpoints of a policy: that of cluster IPs, or that of other frontends."""
+    return bool(policy.frontends or (policy.policy is Policy.CLUSTER and port.port.external_local))
+
+
+def _named(what: str, targets: Iterable[str]) -> str:
+    some = sorted(targets)
+    return f"{what} {listed(some, _TARGETS)}" if some else ""

@@ -1,1 +1,1 @@
-"""What rules mean to packets, whatever their form: the comparison behind `pykubeproxy diff --meaning`."""
+"""Compare the effects of rules on packets, not their text: for `diff --meaning` and nodes of a cluster."""

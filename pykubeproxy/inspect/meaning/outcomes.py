@@ -1,17 +1,28 @@
-"""What packets get, as values: destinations, outcomes with their clients and probabilities, and changes."""
+"""What packets get, as values: outcomes with their clients and probabilities, changes, and older versions of rules."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
 
-from pykubeproxy.inspect.meaning.addresses import Range
-from pykubeproxy.inspect.meaning.walk import Arrival, Flow
+from pykubeproxy.inspect.packets.addresses import (
+    Addresses,
+    Range,
+    intersection,
+    parse_addresses,
+    subtract,
+    union,
+)
+from pykubeproxy.inspect.packets.packet import DNAT, SNAT, NodeNetwork, Packet
+from pykubeproxy.inspect.packets.walk import WalkEnd
 from pykubeproxy.inspect.routes import PacketVerdict
-from pykubeproxy.inspect.trace.packet import DNAT, SNAT, Packet
-from pykubeproxy.inspect.trace.walk import End
 from pykubeproxy.objects import address_and_port
+from pykubeproxy.rules import names
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
+_PROXY_FIREWALL = ChainKey("filter", names.PROXY_FIREWALL)
+_MARK_DROP = ChainKey("nat", "KUBE-MARK-DROP")
 # Versions of kube-proxy give probabilities with 5 to 11 decimals; smaller differences are noise.
 _NOISE = 2e-5
 
@@ -24,14 +35,14 @@ class Destination(NamedTuple):
     port: int
 
 
-class Origin(NamedTuple):
+class PacketOrigin(NamedTuple):
     """Where packets start: on the node, or elsewhere, with the interface they come in by if a rule names it."""
 
     on_node: bool
     interface: str = ""
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class PacketOutcome(msgspec.Struct, frozen=True):
     """What may happen to a packet.
 
     - `endpoint`: "ip:port" under DNAT
@@ -47,7 +58,7 @@ class Outcome(msgspec.Struct, frozen=True):
     affinity: tuple[tuple[str, int], ...] = ()
 
 
-class Part(NamedTuple):
+class ClientShare(NamedTuple):
     """Clients with addresses from first to last get an outcome with this probability."""
 
     clients: Range
@@ -55,7 +66,7 @@ class Part(NamedTuple):
 
 
 # What packets from one origin to one destination get; parts are sorted, without overlaps.
-Meaning = Mapping[Outcome, tuple[Part, ...]]
+PacketMeaning = Mapping[PacketOutcome, tuple[ClientShare, ...]]
 
 
 class MeaningChange(msgspec.Struct, frozen=True):
@@ -63,51 +74,49 @@ class MeaningChange(msgspec.Struct, frozen=True):
 
     title: str
     destination: Destination
-    origin: Origin
-    before: Meaning
-    after: Meaning
+    origin: PacketOrigin
+    before: PacketMeaning
+    after: PacketMeaning
 
 
-def meaning_of(arrivals: Iterable[Arrival]) -> Meaning:
-    """Return what the packets of a flow get, from where they have arrived."""
-    arrived = list(arrivals)
+def meaning_of(ends: Iterable[WalkEnd]) -> PacketMeaning:
+    """Return what the packets of many clients get, from how they end."""
+    found = list(ends)
     known: dict[str, set[tuple[str, int]]] = {}
-    for flow in (it.flow for it in arrived):
-        if flow.recalled:
-            known.setdefault(flow.recalled.name, set()).add((_endpoint(flow.packet), flow.recalled.seconds))
-    parts: dict[Outcome, list[Part]] = {}
-    for flow, end in ((it.flow, it.end) for it in arrived if not it.flow.recalled):
-        affinity = tuple(sorted(known.get(flow.remembered_in, ())))
-        parts.setdefault(_outcome(flow, end, affinity), []).extend(
-            Part(clients, flow.probability) for clients in flow.clients
-        )
+    for end in found:
+        if recalled := end.packet.recalled:
+            known.setdefault(recalled.name, set()).add((_endpoint(end.packet), recalled.seconds))
+    parts: dict[PacketOutcome, list[ClientShare]] = {}
+    for end in found:
+        if not end.packet.recalled:
+            affinity = tuple(sorted(known.get(end.packet.remembered_in, ())))
+            parts.setdefault(_outcome(end, affinity), []).extend(
+                ClientShare(clients, end.probability) for clients in end.packet.clients
+            )
     return {outcome: tuple(_sums(some)) for outcome, some in parts.items()}
 
 
-def same_meaning(before: Meaning, after: Meaning) -> bool:
+def same_meaning(before: PacketMeaning, after: PacketMeaning) -> bool:
     """Return whether clients get the same."""
     for outcome in before.keys() | after.keys():
-        removed = (Part(clients, -probability) for clients, probability in before.get(outcome, ()))
+        removed = (ClientShare(clients, -probability) for clients, probability in before.get(outcome, ()))
         if any(_sums((*removed, *after.get(outcome, ())))):
             return False
     return True
 
 
-def _outcome(flow: Flow, end: End, affinity: tuple[tuple[str, int], ...]) -> Outcome:
-    if end is End.DROP:
-        return Outcome(PacketVerdict.DROP)
-    if end is End.REJECT:
-        return Outcome(PacketVerdict.REJECT)
-    endpoint = _endpoint(flow.packet)
-    verdict = PacketVerdict.DNAT if endpoint else PacketVerdict.PASS
-    return Outcome(verdict, endpoint, SNAT in flow.packet.states, flow.accepted, affinity)
+def _outcome(end: WalkEnd, affinity: tuple[tuple[str, int], ...]) -> PacketOutcome:
+    if end.verdict in (PacketVerdict.DROP, PacketVerdict.REJECT):
+        return PacketOutcome(end.verdict)
+    packet = end.packet
+    return PacketOutcome(end.verdict, _endpoint(packet), SNAT in packet.states, packet.accepted, affinity)
 
 
 def _endpoint(packet: Packet) -> str:
     return address_and_port(packet.destination, packet.port) if DNAT in packet.states else ""
 
 
-def _sums(parts: Iterable[Part]) -> Iterator[Part]:
+def _sums(parts: Iterable[ClientShare]) -> Iterator[ClientShare]:
     """Yield parts without overlaps, sorted, with the sum of the probabilities; leave out those of about 0."""
     steps: dict[int, float] = {}
     for clients, probability in parts:
@@ -118,5 +127,131 @@ def _sums(parts: Iterable[Part]) -> Iterator[Part]:
         if abs(steps[at]) < _NOISE:
             continue
         if abs(total) > _NOISE:
-            yield Part(Range(first, at - 1), total)
+            yield ClientShare(Range(first, at - 1), total)
         first, total = at, total + steps[at]
+
+
+# The outcomes of a packet with their probabilities.
+Chances = Mapping[PacketOutcome, float]
+
+
+class ClientGroup(NamedTuple):
+    """Clients, and what their packets get.
+
+    `endpoints_only`: each of them is an endpoint of the service, which is masqueraded when it reaches itself.
+    """
+
+    clients: Addresses
+    before: Chances
+    after: Chances
+    endpoints_only: bool
+
+
+def differing_groups(change: MeaningChange) -> list[ClientGroup]:
+    """Return the groups of clients that get something else after than before; the largest first."""
+    groups: dict[tuple[frozenset[tuple[PacketOutcome, float]], ...], list[Range]] = {}
+    for clients in _ranges(change):
+        chances = tuple(
+            frozenset(_chances(outcomes, clients).items()) for outcomes in (change.before, change.after)
+        )
+        if chances[0] != chances[1]:
+            groups.setdefault(chances, []).append(clients)
+    endpoints = endpoints_of(change)
+    found = [
+        ClientGroup(
+            union([(client,) for client in clients]),
+            dict(before),
+            dict(after),
+            not subtract(tuple(clients), endpoints),
+        )
+        for (before, after), clients in groups.items()
+    ]
+    return sorted(found, key=lambda group: -sum(last - first for first, last in group.clients))
+
+
+def everyone(change: MeaningChange) -> Addresses:
+    """Return all clients of the origin."""
+    return union(
+        (part.clients,)
+        for meaning in (change.before, change.after)
+        for parts in meaning.values()
+        for part in parts
+    )
+
+
+def _ranges(change: MeaningChange) -> Iterator[Range]:
+    """Yield ranges of clients between which nothing changes."""
+    parts = [
+        part.clients
+        for meaning in (change.before, change.after)
+        for some in meaning.values()
+        for part in some
+    ]
+    known = union((part,) for part in parts)
+    for first, following in pairwise(
+        sorted({part.first for part in parts} | {part.last + 1 for part in parts})
+    ):
+        yield from intersection((Range(first, following - 1),), known)
+
+
+def _chances(meaning: PacketMeaning, clients: Range) -> Chances:
+    return {
+        outcome: round(part.probability, 6)
+        for outcome, parts in meaning.items()
+        for part in parts
+        if part.clients.first <= clients.first <= part.clients.last
+    }
+
+
+def endpoints_of(change: MeaningChange) -> Addresses:
+    """Return the addresses of all endpoints."""
+    outcomes = {outcome.endpoint for meaning in (change.before, change.after) for outcome in meaning}
+    return union(parse_addresses(outcome.rpartition(":")[0].strip("[]")) for outcome in outcomes if outcome)
+
+
+class OlderVersion(msgspec.Struct, frozen=True):
+    """What rules of a version of kube-proxy do otherwise.
+
+    - `marks_drops`: before 1.26, they mark packets to drop for the kubelet's KUBE-FIREWALL, which forwarded packets do
+      not meet
+    - `keeps_sources`: before 1.24, they do not masquerade local traffic to external IPs
+    """
+
+    marks_drops: bool
+    keeps_sources: bool
+
+    def explains(self, change: MeaningChange, network: NodeNetwork, cluster_ips: Container[str]) -> bool:
+        """Return whether nothing but the version causes a change. `network` is the node's."""
+        passes = self.marks_drops and not change.origin.on_node
+        address = change.destination.address
+        any_source = self.keeps_sources and address not in cluster_ips and not network.is_local(address)
+        if not passes and not any_source:
+            return False
+        return same_meaning(
+            *(_reduced(outcomes, passes, any_source) for outcomes in (change.before, change.after))
+        )
+
+
+def older_version(rules: Ruleset) -> OlderVersion:
+    """Return what rules do otherwise. The kubelet before 1.28 writes KUBE-MARK-DROP for newer versions, too."""
+    if _PROXY_FIREWALL in rules.chains or _MARK_DROP not in rules.chains:
+        return OlderVersion(marks_drops=False, keeps_sources=False)
+    jump = f"-j {_MARK_DROP.chain}"
+    return OlderVersion(
+        marks_drops=any(rule.endswith(jump) for some in rules.chains.values() for rule in some),
+        keeps_sources=not any(key.chain.startswith(names.EXTERNAL_PREFIX) for key in rules.chains),
+    )
+
+
+def _reduced(meaning: PacketMeaning, passes: bool, any_source: bool) -> PacketMeaning:
+    """Return a meaning in which dropped packets pass, or in which masquerading does not count."""
+    reduced: dict[PacketOutcome, list[ClientShare]] = {}
+    for outcome, parts in meaning.items():
+        if (passes and outcome.verdict is PacketVerdict.DROP) or outcome.verdict is PacketVerdict.PASS:
+            same = PacketOutcome(PacketVerdict.PASS)
+        elif any_source:
+            same = msgspec.structs.replace(outcome, masquerade=False, accepted=None)
+        else:
+            same = outcome
+        reduced.setdefault(same, []).extend(parts)
+    return {outcome: tuple(parts) for outcome, parts in reduced.items()}

@@ -1,1 +1,1 @@
-"""The view behind `pykubeproxy trace`."""
+"""What `trace` answers: where a connection goes over 1 to n nodes, as text, document or picture."""

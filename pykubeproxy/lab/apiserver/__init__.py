@@ -4,8 +4,7 @@ It serves lists, pages, watches, bookmarks and errors as a real API server does,
 `python -m pykubeproxy.lab.apiserver --listen 127.0.0.1:0` runs it as a process.
 """
 
-from pykubeproxy.lab.apiserver.errors import ApiError
-from pykubeproxy.lab.apiserver.exec import Runtime, Sandbox
-from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, EVENTS, NODES, PODS, SERVICES
+from pykubeproxy.lab.apiserver.kubelet import Runtime, Sandbox
+from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, EVENTS, NODES, PODS, SERVICES, ApiError
 from pykubeproxy.lab.apiserver.server import ApiServer
 from pykubeproxy.lab.apiserver.store import Store

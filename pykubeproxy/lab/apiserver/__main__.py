@@ -9,9 +9,8 @@ import click
 import structlog
 
 from pykubeproxy.config import yaml
-from pykubeproxy.lab.apiserver.errors import ApiError
-from pykubeproxy.lab.apiserver.exec import Runtime, Sandbox, no_runtime
-from pykubeproxy.lab.apiserver.resources import JsonObject
+from pykubeproxy.lab.apiserver.kubelet import Runtime, Sandbox, no_runtime
+from pykubeproxy.lab.apiserver.resources import ApiError, JsonObject
 from pykubeproxy.lab.apiserver.server import ApiServer
 
 _FILE = click.Path(exists=True, path_type=Path)
@@ -72,7 +71,7 @@ def lab_runtime(lab: str) -> Runtime:
     """Return where the commands of pods run in a lab."""
 
     def run_in(pod: JsonObject) -> Sandbox:
-        from pykubeproxy.lab.sandboxes import (
+        from pykubeproxy.lab.agents import (
             sandbox,  # imports pyroute2, which the start of a server need not wait for
         )
 

@@ -1,39 +1,338 @@
-"""The objects of a cluster, with a version for each write, and cursors to watch them."""
+"""The objects of a cluster, with a version for each write, a bounded log of changes, and cursors to watch them."""
 
+import os
+import secrets
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import uuid
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from pykubeproxy.lab.apiserver import resources
-from pykubeproxy.lab.apiserver.allocation import Allocations
-from pykubeproxy.lab.apiserver.defaults import admit, claims
-from pykubeproxy.lab.apiserver.errors import ApiError, conflict, not_found, too_new
-from pykubeproxy.lab.apiserver.history import Change, Cursor, History, Stored
+from pykubeproxy.lab.apiserver.admission import Allocations, admit, claims
 from pykubeproxy.lab.apiserver.resources import (
     ENDPOINT_SLICES,
     PODS,
     RESOURCES,
     SERVICES,
+    ApiError,
     JsonObject,
     Resource,
-)
-from pykubeproxy.lab.apiserver.write import (
-    Part,
-    created,
-    decoded,
-    encoded,
-    grace_seconds,
-    merged,
-    now,
-    replaced,
-    same,
-    with_generation,
+    conflict,
+    not_found,
+    too_new,
+    too_old,
 )
 
+#: What a write may change. At its own path a client changes the spec, at the status subresource the status.
+Part = Literal["all", "spec", "status"]
+_SERVER_SET = (
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "resourceVersion",
+    "managedFields",
+)
+_LASTING = (
+    "name",
+    "namespace",
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+)
+_SET_BY_WRITES = ("resourceVersion", "managedFields")
+_ENVELOPE = ("kind", "apiVersion", "metadata")
 SERVICE_CIDRS = ("10.96.0.0/16", "fd00:10:96::/112")
+
+
+class Stored(msgspec.Struct, frozen=True, eq=False):
+    """One version of an object, encoded once. The body has no kind and apiVersion, as in a list."""
+
+    path: str
+    namespace: str
+    name: str
+    version: int
+    body: bytes
+    labels: Mapping[str, str]
+    fields: Mapping[str, str]  # for field selectors
+
+
+@dataclass(eq=False)
+class Change:
+    """One write: the object before it (None if created) and after it (None if deleted)."""
+
+    version: int
+    old: Stored | None
+    new: Stored | None
+
+    @cached_property
+    def deleted_body(self) -> bytes:
+        """The object of a DELETED event: its last state with the version of the deletion."""
+        assert self.old is not None
+        last = msgspec.json.decode(self.old.body)
+        last["metadata"]["resourceVersion"] = str(self.version)
+        return msgspec.json.encode(last)
+
+
+class Lagging(Exception):
+    """The log no longer has changes that a cursor has not read."""
+
+
+class Cursor:
+    """A watch's position in the log. Its file descriptor is readable when there may be something to read."""
+
+    def __init__(self, position: int, after: int, initial: Sequence[Stored], start: int) -> None:
+        self.position = position  # index of the next change since the store began
+        self.after = after  # skip changes up to this version
+        self.start = start  # the newest version of the objects or changes that the watch begins with
+        self.initial = initial  # the objects that a watch without a version begins with
+        self._event = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._event
+
+    def wake(self) -> None:
+        """Make the descriptor readable."""
+        os.eventfd_write(self._event, 1)
+
+    def clear(self) -> None:
+        """Make the descriptor unreadable until the next `wake`."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+
+    def close(self) -> None:
+        os.close(self._event)
+
+
+class History:
+    """Objects by path, and their changes since version `oldest`."""
+
+    def __init__(self, limit: int, oldest: int) -> None:
+        self.objects: dict[str, Stored] = {}
+        self.oldest = oldest  # the oldest version to watch or list from
+        self.newest = oldest  # the version of the last change
+        self.cursors: set[Cursor] = set()
+        self._limit = limit
+        self._changes: list[Change] = []
+        self._dropped = 0  # number of changes trimmed from the log
+
+    def apply(self, change: Change) -> None:
+        """Append a change and wake all cursors. Its version must be larger than any before."""
+        if change.new is None:
+            assert change.old is not None
+            del self.objects[change.old.path]
+        else:
+            self.objects[change.new.path] = change.new
+        self._changes.append(change)
+        self.newest = change.version
+        for cursor in self.cursors:
+            cursor.wake()
+        if len(self._changes) > self._limit + self._limit // 4:
+            self._trim(len(self._changes) - self._limit)
+
+    def present(self) -> list[Stored]:
+        """Return the objects, sorted by path."""
+        return [self.objects[path] for path in sorted(self.objects)]
+
+    def at(self, version: int) -> list[Stored]:
+        """Return the objects as of a version, sorted by path. Raise a 410 before `oldest`."""
+        if version < self.oldest:
+            raise too_old(version, self.oldest)
+        objects = dict(self.objects)
+        for change in reversed(self._changes):
+            if change.version <= version:
+                break
+            if change.old is not None:
+                objects[change.old.path] = change.old
+            elif change.new is not None:
+                del objects[change.new.path]
+        return [objects[path] for path in sorted(objects)]
+
+    def open(self, after: int | None, now: int) -> Cursor:
+        """Return a cursor behind version `after`, or one that begins with the present objects. Raise a 410."""
+        if after is None:
+            cursor = Cursor(self._dropped + len(self._changes), now, self.present(), now)
+        elif after < self.oldest:
+            raise too_old(after, self.oldest)
+        else:
+            skipped = bisect_right(self._changes, after, key=lambda change: change.version)
+            cursor = Cursor(self._dropped + skipped, after, (), max(after, self.newest))
+        self.cursors.add(cursor)
+        return cursor
+
+    def read(self, cursor: Cursor) -> list[Change]:
+        """Return all changes behind the cursor and move it to the end. Raises Lagging if some were trimmed."""
+        start = cursor.position - self._dropped
+        if start < 0:
+            raise Lagging
+        cursor.position = self._dropped + len(self._changes)
+        return [change for change in self._changes[start:] if change.version > cursor.after]
+
+    def compact(self, now: int) -> None:
+        """Drop the whole log. Cursors that have read everything go on."""
+        self._trim(len(self._changes))
+        self.oldest = now
+
+    def _trim(self, count: int) -> None:
+        if count:
+            self.oldest = self._changes[count - 1].version
+            del self._changes[:count]
+            self._dropped += count
+
+
+def created(resource: Resource, given: JsonObject, part: Part, verbatim: bool) -> JsonObject:
+    """Return a new object with its metadata. A verbatim one keeps its deletionTimestamp."""
+    item = dict(given) if verbatim else _without_nulls(given)
+    meta = _client_metadata(item, verbatim)
+    if not meta.get("name") and meta.get("generateName"):
+        meta["name"] = f"{meta['generateName']}{secrets.token_hex(3)[:5]}"
+    meta["namespace"] = meta.get("namespace") or "default"
+    if not resource.namespaced:
+        del meta["namespace"]
+    meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
+    if resource is ENDPOINT_SLICES:
+        meta["generation"] = 1
+    item["metadata"] = meta
+    if part == "spec" and resource in (SERVICES, PODS):
+        item.pop("status", None)  # clients cannot create these with a status
+    return item
+
+
+def replaced(resource: Resource, given: JsonObject, old: Stored, part: Part, verbatim: bool) -> JsonObject:
+    """Return `old` with the changes of `given`. Raise a 409 if it names another version or uid."""
+    item = dict(given) if verbatim else _without_nulls(given)
+    before = decoded(old)
+    requested, present = metadata_of(item), before["metadata"]
+    if requested.get("resourceVersion", "") not in ("", present["resourceVersion"]):
+        raise conflict(resource, old.name)
+    if requested.get("uid", "") not in ("", present["uid"]):
+        raise conflict(resource, old.name, "its uid differs: it was deleted and created again")
+    meta = {field: present[field] for field in _LASTING if field in present}
+    meta = _client_metadata(item, verbatim=False) | meta
+    if verbatim and "deletionTimestamp" in requested:
+        meta["deletionTimestamp"] = requested["deletionTimestamp"]
+    if part == "status":
+        return before | {"status": item.get("status", {})}
+    if part == "spec" and resource.status:
+        item["status"] = before.get("status", {})
+    return item | {"metadata": meta}
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """Return a value with a JSON merge patch (RFC 7396) applied; neither is changed."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), value)
+    return result
+
+
+def same(item: JsonObject, other: JsonObject) -> bool:
+    """Return whether two versions of an object differ only in what each write sets."""
+    first, second = (
+        {name: value for name, value in one["metadata"].items() if name not in _SET_BY_WRITES}
+        for one in (item, other)
+    )
+    return first == second and _content(item) == _content(other)
+
+
+def with_generation(item: JsonObject, before: JsonObject) -> JsonObject:
+    """Return an EndpointSlice with the next generation if more than its annotations changed."""
+    first, second = (one["metadata"].get("labels") or {} for one in (item, before))
+    if first != second or _content(item) != _content(before):
+        item["metadata"]["generation"] = before["metadata"].get("generation", 0) + 1
+    return item
+
+
+def encoded(resource: Resource, item: JsonObject, version: int) -> Stored:
+    """Return an object as it is stored; its managedFields tell only the time of this write."""
+    given = item["metadata"] | {"managedFields": [{"operation": "Update", "time": now()}]}
+    first = {field: given[field] for field in ("name", "namespace", "uid") if field in given}
+    meta = first | {"resourceVersion": ""} | given | {"resourceVersion": str(version)}
+    namespace, name = str(meta.get("namespace", "")), str(meta.get("name", ""))
+    labels = meta.get("labels")
+    return Stored(
+        path=resource.path(namespace, name),
+        namespace=namespace,
+        name=name,
+        version=version,
+        body=msgspec.json.encode({"metadata": meta} | _content(item)),
+        labels=labels if isinstance(labels, dict) else {},
+        fields={"metadata.name": name, "metadata.namespace": namespace}
+        | {field: _field(item, field) for field in resource.fields},
+    )
+
+
+def decoded(stored: Stored) -> JsonObject:
+    """Return a stored object as a new dict, without kind and apiVersion."""
+    return msgspec.json.decode(stored.body, type=JsonObject)
+
+
+def metadata_of(item: JsonObject) -> JsonObject:
+    """Return a copy of an object's metadata. Raise a 400 if it is no object."""
+    meta = item.get("metadata") or {}
+    if not isinstance(meta, dict):
+        raise ApiError(400, "metadata must be an object")
+    return dict(meta)
+
+
+def now(later: int = 0) -> str:
+    """Return the present time, or that some seconds later, as the API writes it."""
+    return (datetime.now(UTC) + timedelta(seconds=later)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def grace_seconds(resource: Resource, item: JsonObject, requested: int | None) -> int:
+    """Return how long a deleted object waits for its kubelet to confirm: 0 but for pods that run."""
+    if resource is not PODS:
+        return 0
+    spec, phase = item.get("spec") or {}, (item.get("status") or {}).get("phase")
+    if not spec.get("nodeName") or phase in ("Succeeded", "Failed"):
+        return 0
+    return int(spec.get("terminationGracePeriodSeconds", 30) if requested is None else requested)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a deep copy without members that are null, which equal absent ones."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(member) for name, member in value.items() if member is not None}
+    return [_without_nulls(element) for element in value] if isinstance(value, list) else value
+
+
+def _client_metadata(item: JsonObject, verbatim: bool) -> JsonObject:
+    """Return the metadata that clients may set."""
+    kept = ("deletionTimestamp",) if verbatim else ()
+    return {
+        name: value for name, value in metadata_of(item).items() if name not in _SERVER_SET or name in kept
+    }
+
+
+def _content(item: JsonObject) -> JsonObject:
+    return {name: value for name, value in item.items() if name not in _ENVELOPE}
+
+
+def _field(item: JsonObject, path: str) -> str:
+    """Return a field as text for field selectors: "", or "false" for a boolean, if absent."""
+    value: Any = item
+    for step in path.split("."):
+        value = value.get(step) if isinstance(value, dict) else None
+    if path in ("spec.unschedulable", "spec.hostNetwork"):
+        return "true" if value is True else "false"
+    return value if isinstance(value, str) else ""
 
 
 class Snapshot(NamedTuple):

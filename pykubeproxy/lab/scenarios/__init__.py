@@ -1,10 +1,19 @@
 """The demonstrations of the lab; each checks its claims with real connections."""
 
-from pykubeproxy.lab.scenarios.balancing import affinity, client_address, edge_cases, scale
-from pykubeproxy.lab.scenarios.changes import agent_stopped, conditions, min_sync_period, rolling_update
-from pykubeproxy.lab.scenarios.proxies import ingress, readiness_gate
 from pykubeproxy.lab.scenarios.scenario import Log, Scenario, ScenarioFailed
 from pykubeproxy.lab.scenarios.symptoms import refused, time_out, uneven
+from pykubeproxy.lab.scenarios.traffic import (
+    affinity,
+    agent_stopped,
+    client_address,
+    conditions,
+    edge_cases,
+    ingress,
+    min_sync_period,
+    readiness_gate,
+    rolling_update,
+    scale,
+)
 
 SCENARIOS: tuple[Scenario, ...] = (
     scale,

@@ -1,21 +1,59 @@
-"""The definition of a scenario, and the checks that scenarios share."""
+"""The definition of a scenario, the checks that scenarios share, and the inspection commands they run."""
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from pykubeproxy.lab.agents import COMMAND, node_environment
 from pykubeproxy.lab.cluster import Lab
-from pykubeproxy.lab.commands import Answer, run_on_node, run_plugin
-from pykubeproxy.lab.pods import Pod
-from pykubeproxy.lab.prober import Prober, ProbeResult, Target
+from pykubeproxy.lab.network import Namespace
+from pykubeproxy.lab.pods import LabPod
+from pykubeproxy.lab.prober import Prober, ProbeResult, ProbeTarget
 
+SECONDS = 30.0
+_PLUGIN = [sys.executable, "-c", "from pykubeproxy.cli.kubectl import main; main()"]
 #: Write an entry of the scenario's log: a label and an observation.
 Log = Callable[[str, object], None]
-
 SETTLE_CONNECTIONS = 40
 #: The probability that a correct proxy fails one statistical check.
 FALSE_ALARM = 1e-6
+
+
+class CommandAnswer(NamedTuple):
+    """The exit code of a command and its output, without line breaks."""
+
+    code: int
+    text: str
+
+
+def run_on_node(lab: Lab, node: str, command: str) -> CommandAnswer:
+    """Run `pykubeproxy COMMAND` on a node; raises TimeoutExpired after 30 seconds."""
+    return _run([*COMMAND, *command.split()], lab.nodes[node].namespace, node_environment(lab.logs, node))
+
+
+def run_plugin(lab: Lab, command: str) -> CommandAnswer:
+    """Run `kubectl pykubeproxy COMMAND` on the client; raises TimeoutExpired after 30 seconds."""
+    environment = {**node_environment(lab.logs, "client"), "KUBECONFIG": str(lab.directory.kubeconfig)}
+    return _run([*_PLUGIN, *command.split()], lab.client.namespace, environment)
+
+
+def _run(command: Sequence[str], where: Namespace, environment: Mapping[str, str]) -> CommandAnswer:
+    with where.entered():
+        done = subprocess.run(
+            command,
+            env={**environment, "NO_COLOR": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    return CommandAnswer(done.returncode, " ".join(done.stdout.split()))
 
 
 class ScenarioFailed(AssertionError):
@@ -28,7 +66,7 @@ def expect(condition: bool, expectation: str, observation: object) -> None:
         raise ScenarioFailed(f"expected {expectation}; observed: {observation}")
 
 
-def names(pods: Iterable[Pod]) -> set[str]:
+def names(pods: Iterable[LabPod]) -> set[str]:
     return {pod.name for pod in pods}
 
 
@@ -39,7 +77,7 @@ class Run:
     lab: Lab
     log: Log
 
-    def settle(self, prober: Prober, target: Target, pods: Iterable[Pod]) -> float:
+    def settle(self, prober: Prober, target: ProbeTarget, pods: Iterable[LabPod]) -> float:
         """Wait until connections reach exactly these pods; return the seconds it took."""
         expected, last = names(pods), ProbeResult()
 
@@ -57,7 +95,7 @@ class Run:
             raise ScenarioFailed(f"expected {expectation}; observed: {last}") from None
 
     def check_balanced(
-        self, label: str, prober: Prober, target: Target, pods: list[Pod], count: int
+        self, label: str, prober: Prober, target: ProbeTarget, pods: list[LabPod], count: int
     ) -> tuple[int, int]:
         """Wait until connections reach exactly these pods, then check and log their shares; return the bounds."""
         self.settle(prober, target, pods)
@@ -76,7 +114,7 @@ class Run:
         answer = run_plugin(self.lab, command)
         self._expect_answer("from outside", f"kubectl pykubeproxy {command}", answer, cause, code)
 
-    def _expect_answer(self, label: str, command: str, answer: Answer, cause: str, code: int) -> None:
+    def _expect_answer(self, label: str, command: str, answer: CommandAnswer, cause: str, code: int) -> None:
         found = answer.code == code and cause in answer.text
         expect(found, f"{cause!r} from {command}, exit code {code}", answer)
         self.log(label, command)
@@ -114,7 +152,7 @@ def scenario(
     return decorate
 
 
-def expect_balanced(result: ProbeResult, pods: list[Pod]) -> tuple[int, int]:
+def expect_balanced(result: ProbeResult, pods: list[LabPod]) -> tuple[int, int]:
     """Expect an answer for each connection, and an equal share for each pod within the bounds, which it returns."""
     expect_pods(result, pods)
     low, high = bounds(result.total, 1 / len(pods))
@@ -123,7 +161,7 @@ def expect_balanced(result: ProbeResult, pods: list[Pod]) -> tuple[int, int]:
     return low, high
 
 
-def expect_pods(result: ProbeResult, pods: Iterable[Pod]) -> None:
+def expect_pods(result: ProbeResult, pods: Iterable[LabPod]) -> None:
     """Expect an answer for each connection, from each of these pods and no other."""
     answered = not result.failed and set(result.pods) == names(pods)
     expect(answered, f"answers from {', '.join(sorted(names(pods)))} only", result)

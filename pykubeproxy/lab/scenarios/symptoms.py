@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pykubeproxy.lab.agents import node_environment
 from pykubeproxy.lab.api import SERVICES, in_namespace
 from pykubeproxy.lab.cluster import Lab
-from pykubeproxy.lab.commands import run_on_node
 from pykubeproxy.lab.network import CLIENT
-from pykubeproxy.lab.prober import Prober, Target
-from pykubeproxy.lab.scenarios.scenario import Run, expect, expect_errors, scenario
+from pykubeproxy.lab.prober import Prober, ProbeTarget
+from pykubeproxy.lab.scenarios.scenario import Run, expect, expect_errors, run_on_node, scenario
 
 CONNECTIONS = 3
 #: Seconds to wait for an answer, which takes milliseconds in the lab.
@@ -42,7 +41,7 @@ def refused(run: Run) -> None:
 
     _expect_error(run, "wrong port", caller.prober, wrong, "refused")
     run.inspect("node1", f"trace {address} {wrong}", f"100% {web.addresses[0]}:9090")
-    direct = caller.prober.tcp(Target(web.addresses[0], 9090), CONNECTIONS)
+    direct = caller.prober.tcp(ProbeTarget(web.addresses[0], 9090), CONNECTIONS)
     expect_errors(direct, "refused")
     run.log("", f"without the Service, {CONNECTIONS} connections to the pod: {direct}")
 
@@ -67,21 +66,21 @@ def time_out(run: Run) -> None:
 
     target = _set_source_ranges(lab, node2.addresses[0])
     _expect_error(run, "source ranges", client, target, "timeout")
-    run.inspect("node2", f"trace {outside} {target}", "dropped in filter KUBE-PROXY-FIREWALL")
+    run.inspect("node2", f"trace {outside} {target}", "in filter KUBE-PROXY-FIREWALL")
     run.inspect("node2", "explain default/web", "open only to 10.0.0.0/8")
 
     with _drop_rule(lab, "node1", pod.addresses[0]):
         _expect_error(run, "firewall", caller.prober, service.vip(), "timeout")
-        rule = f"yes -d {pod.addresses[0]}/32 -j DROP"
+        rule = f"dropped: -d {pod.addresses[0]}/32 -j DROP"
         run.inspect("node1", f"trace {caller.addresses[0]} {service.vip()}", rule)
 
 
-def _set_source_ranges(lab: Lab, address: str) -> Target:
+def _set_source_ranges(lab: Lab, address: str) -> ProbeTarget:
     """Give the Service `web` a load balancer IP that is closed to the client; return its address and port."""
     status = {"loadBalancer": {"ingress": [{"ip": address}]}}
     lab.change_service("web", loadBalancerSourceRanges=["10.0.0.0/8"])
     lab.api.call("PATCH", f"{in_namespace(SERVICES, 'default')}/web/status", {"status": status})
-    return Target(address, 80)
+    return ProbeTarget(address, 80)
 
 
 @contextmanager
@@ -101,7 +100,7 @@ def _drop_rule(lab: Lab, node: str, destination: str) -> Iterator[None]:
         change("-D")
 
 
-def _expect_error(run: Run, label: str, prober: Prober, target: Target, error: str) -> None:
+def _expect_error(run: Run, label: str, prober: Prober, target: ProbeTarget, error: str) -> None:
     """Wait for an error, then expect it for several connections, and log them."""
 
     def failed() -> bool:

@@ -54,7 +54,9 @@ class Agent:
     def _wait(self, condition: Callable[[], bool]) -> None:
         with self._changed:
             if not self._changed.wait_for(condition, timeout=_PATIENCE):
-                raise TimeoutError(f"lists of {sorted(self._listed)}, {self._updated} changes")
+                raise TimeoutError(
+                    f"lists of {sorted(kind.value for kind in self._listed)}, {self._updated} changes"
+                )
 
 
 def main(kubeconfig: str, number: str) -> None:

@@ -13,9 +13,9 @@ from unittest import mock
 import msgspec
 
 from pykubeproxy.lab.api import Object
-from pykubeproxy.lab.apiserver import store, write
-from pykubeproxy.lab.apiserver.history import Stored
+from pykubeproxy.lab.apiserver import store
 from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, NODES, SERVICES, Resource
+from pykubeproxy.lab.apiserver.store import Stored, encoded
 from tests.bench import workload
 from tests.bench.workload import Size
 
@@ -53,7 +53,7 @@ def realistic_fields() -> Iterator[None]:
 
 
 def _encoded(resource: Resource, item: Object, version: int) -> Stored:
-    stored = write.encoded(resource, item, version)
+    stored = encoded(resource, item, version)
     if resource not in (SERVICES, ENDPOINT_SLICES, NODES):
         return stored
 
@@ -70,19 +70,22 @@ def _managed(resource: Resource, item: Object, time: str) -> list[Object]:
         spec: Object = {
             f"f:{name}": {} for name in ("internalTrafficPolicy", "selector", "sessionAffinity", "type")
         }
-        ports = {
+        ports: Object = {
             f'k:{{"port":{port["port"]},"protocol":"{port["protocol"]}"}}': {".": {}} | _fields(port)
             for port in item["spec"]["ports"]
         }
         fields = {"f:metadata": of_metadata, "f:spec": spec | {"f:ports": {".": {}} | ports}}
         return [_entry("kubectl-client-side-apply", resource, time, fields)]
     if resource is ENDPOINT_SLICES:
-        owners = {f'k:{{"uid":"{it["uid"]}"}}': {} for it in item["metadata"].get("ownerReferences", ())}
+        owners: Object = {
+            f'k:{{"uid":"{entry["uid"]}"}}': {} for entry in item["metadata"].get("ownerReferences", ())
+        }
         of_metadata |= {"f:generateName": {}, "f:ownerReferences": {".": {}} | owners}
         fields = {"f:addressType": {}, "f:endpoints": {}, "f:metadata": of_metadata, "f:ports": {}}
         return [_entry("kube-controller-manager", resource, time, fields)]
-    conditions = {
-        f'k:{{"type":"{it["type"]}"}}': {".": {}} | _fields(it) for it in item["status"].get("conditions", ())
+    conditions: Object = {
+        f'k:{{"type":"{entry["type"]}"}}': {".": {}} | _fields(entry)
+        for entry in item["status"].get("conditions", ())
     }
     status = {"f:status": {"f:conditions": conditions, "f:images": {}, "f:nodeInfo": {}}}
     return [

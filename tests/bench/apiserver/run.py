@@ -1,25 +1,124 @@
-"""Run agents against the API server in processes of their own, and measure a start and changes."""
+"""Run agents against the API server in processes of their own, and measure what they send and receive."""
 
+import selectors
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 import yaml
 
 from pykubeproxy.lab.apiserver.server import kubeconfig
 from pykubeproxy.lab.network import Namespace
-from tests.bench.apiserver.meter import Meter, Traffic
 from tests.bench.apiserver.server import Count
-from tests.bench.checkout import image_python, this_checkout
-from tests.bench.environment import environment
 from tests.bench.figures import OURS
-from tests.bench.program import Program, Running
+from tests.bench.program import Program, Running, environment, image_python, this_checkout
 from tests.bench.workload import Size
+
+_READ_BYTES = 1 << 18
+
+
+class Traffic(NamedTuple):
+    """What agents sent and received so far, TLS included and TCP headers not, and their connections, open and in all."""
+
+    sent: int = 0
+    received: int = 0
+    connections: int = 0
+    open: int = 0
+
+    def since(self, before: "Traffic") -> "Traffic":
+        """Return the difference; `open` is the present number."""
+        return Traffic(
+            self.sent - before.sent,
+            self.received - before.received,
+            self.connections - before.connections,
+            self.open,
+        )
+
+
+class Meter:
+    """Forward connections to a port of 127.0.0.1 on one thread. A context manager."""
+
+    def __init__(self, port: int) -> None:
+        self._server = ("127.0.0.1", port)
+        self._selector = selectors.DefaultSelector()
+        self._lock = threading.Lock()
+        self._traffic = Traffic()
+        self._wake, self._woken = socket.socketpair()
+        self._resources = ExitStack()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="meter", daemon=True)
+
+    def listen(self) -> int:
+        """Listen on 127.0.0.1 in the network namespace of the calling thread. Return the port."""
+        listener = self._resources.enter_context(socket.create_server(("127.0.0.1", 0), backlog=128))
+        self._selector.register(listener, selectors.EVENT_READ, None)
+        self._wake.send(b" ")
+        return int(listener.getsockname()[1])
+
+    def traffic(self) -> Traffic:
+        """Return the traffic so far."""
+        with self._lock:
+            return self._traffic
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wake.close()
+        self._thread.join()
+        self._resources.close()
+        self._woken.close()
+        self._selector.close()
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._woken:
+                    if not self._woken.recv(64):
+                        return
+                elif key.data is None:
+                    self._accept(key.fileobj)  # type: ignore[arg-type]
+                else:
+                    self._forward(key.fileobj, *key.data)  # type: ignore[arg-type]
+
+    def _accept(self, listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        server = socket.create_connection(self._server)
+        for connection in (client, server):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._resources.enter_context(connection)
+        self._selector.register(client, selectors.EVENT_READ, (server, True))
+        self._selector.register(server, selectors.EVENT_READ, (client, False))
+        self._count(Traffic(connections=1, open=1))
+
+    def _forward(self, source: socket.socket, sink: socket.socket, of_agent: bool) -> None:
+        """Forward what can be read at once. Both sides always read, so a write does not wait for long."""
+        try:
+            data = source.recv(_READ_BYTES)
+            sink.sendall(data)
+        except OSError:
+            data = b""
+        self._count(Traffic(sent=len(data)) if of_agent else Traffic(received=len(data)))
+        if data:
+            return
+        for connection in (source, sink):
+            self._selector.unregister(connection)
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._count(Traffic(open=-1))
+
+    def _count(self, more: Traffic) -> None:
+        with self._lock:
+            self._traffic = Traffic(*(a + b for a, b in zip(self._traffic, more, strict=True)))
+
 
 _MODULE = "tests.bench.apiserver"
 _PER_PROCESS = 50
@@ -51,7 +150,7 @@ class Child:
         assert self._process.stdout
         line = self._process.stdout.readline().strip()
         if not line:
-            raise RuntimeError(f"{self._process.args} has ended")
+            raise RuntimeError(f"{self._process.args!r} has ended")
         return line
 
     def ask(self, line: str) -> str:
@@ -64,7 +163,7 @@ class Child:
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
-    def __enter__(self) -> "Child":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,7 +190,10 @@ class Server(Child):
     def wait_watched(self, agents: int, check: Callable[[], None] = lambda: None) -> None:
         """Wait until each agent has its three watches, while `check` raises nothing. Raises TimeoutError."""
         deadline = time.monotonic() + _PATIENCE
-        while sum(it.requests for name, it in self.counts().items() if name.startswith("watch")) < 3 * agents:
+        while (
+            sum(item.requests for name, item in self.counts().items() if name.startswith("watch"))
+            < 3 * agents
+        ):
             check()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not all of {agents} agents watch: {self.counts()}")
@@ -131,7 +233,7 @@ def measure_bookmarks(size: Size, folder: Path) -> Traffic:
             server.change(1, 1)  # no bookmark repeats the version with which a watch began
             before = meter.traffic()
             while not all(
-                f"bookmark {it}" in server.counts() for it in ("services", "endpointslices", "nodes")
+                f"bookmark {item}" in server.counts() for item in ("services", "endpointslices", "nodes")
             ):
                 time.sleep(0.2)
             return meter.traffic().since(before)

@@ -17,11 +17,11 @@ import structlog
 
 from pykubeproxy.http import Handler, Request, Response, Send
 from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, ApiServer, Store
-from pykubeproxy.lab.apiserver.routes import locate, verb_of
+from pykubeproxy.lab.apiserver.server import locate, verb_of
 from tests.bench import workload
 from tests.bench.apiserver import objects
 from tests.bench.workload import Size
-from tests.fakes.certificates import certificate
+from tests.fakes.cluster import certificate
 
 _PATIENCE = 120.0  # seconds until all watches carry a change
 _BOOKMARK = b'{"type":"BOOKMARK"'

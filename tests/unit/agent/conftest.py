@@ -1,6 +1,7 @@
 """A server of the agent's on a free port, and a reconcile loop without a kernel."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ def serve() -> Iterator[Serve]:
     """Serve a handler on 127.0.0.1 or another host; return the port."""
     servers: list[Server] = []
 
-    def start(handler: http.Handler, host: str = "127.0.0.1", **limits: float) -> int:
+    def start(handler: http.Handler, host: str = "127.0.0.1", **limits: Any) -> int:
         server = Server("test", http.Limits(**limits))
         servers.append(server)
         server.listen(host, 0, handler)

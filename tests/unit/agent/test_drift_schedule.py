@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pykubeproxy.agent.drift.schedule import DriftSchedule, DriftScope
+from pykubeproxy.agent.drift import DriftSchedule, DriftScope
 from pykubeproxy.kernel import TABLES, ExternalWrite
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton

@@ -93,7 +93,7 @@ def test_events_equal_kube_proxys() -> None:
     for made, recorded in zip(
         (events.starting("node1"), events.port_taken("node1", WEB, 32000, taken)), theirs, strict=True
     ):
-        ours = as_object(made, NS, "kube-proxy-vm", uid="0c5d")
+        ours: dict[str, Any] = as_object(made, NS, "kube-proxy-vm", uid="0c5d")
         assert (type(ours.pop("eventTime")), type(ours.pop("metadata"))) == (str, dict)
         assert ours["regarding"].pop("uid")
         expected = {"note": "", **recorded}
@@ -159,7 +159,7 @@ def test_an_event_has_the_uid_of_its_service(recorder: Record) -> None:
     """`kubectl describe service` needs it; it is empty if the Service is unknown. No request asks for it."""
     with server() as api:
         api_recorder = recorder(api.url)
-        api_recorder.uid_of = {WEB: "0c5d"}.get
+        api_recorder.uid_of = lambda key: {WEB: "0c5d"}.get(key, "")
         api_recorder.record(events.service_quarantined("node1", WEB, "bad rule"))
         api_recorder.record(events.service_quarantined("node1", Key("default", "gone"), "bad rule"))
         eventually(lambda: len(stored(api)) == 2)
@@ -176,11 +176,12 @@ class Sender(Client):
         self.stopped = threading.Event()
         self.resumed = threading.Event()
 
-    def post(self, path: str, body: dict[str, Any], resource: str, idle: float) -> None:
+    def post(self, path: str, body: Any, *, resource: str, idle: float) -> bytes:
         """Keep an event."""
         if self.stopped.is_set():
             self.resumed.wait(10)
         self.sent.append(body)
+        return b""
 
     @property
     def notes(self) -> list[str]:

@@ -8,18 +8,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pykubeproxy.agent.sync.report import SyncReport
-from pykubeproxy.agent.sync.tables import FamilyTables, SyncFailed
+from pykubeproxy.agent.tables import FamilyTables, SyncFailed
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Failed, KernelError, TableCounts, WatchedTables
 from pykubeproxy.objects import Deleted, Endpoint, Event, Family, Key, Kind, Port, Protocol, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ApiServers
 from tests.fakes.drift import scope
-from tests.fakes.iptables import FakeIptables
+from tests.fakes.synced import SyncedFamily
 from tests.objects import endpoint, service, slice_of
 from tests.strategies import NODE
 
@@ -34,32 +32,18 @@ def context(api_servers: ApiServers = frozenset(), **iptables: object) -> RuleCo
     return rule_context(load(document, {}).config, NODE, None, KernelFacts(), Family.IPV4, api_servers)
 
 
-class SyncedTables:
-    """A cluster and its tables."""
+def synced_with(*events: Event) -> SyncedFamily:
+    """Return tables that follow a cluster."""
+    made = SyncedFamily(context=context())
+    made.sync(*events)
+    return made
 
-    def __init__(self, *events: Event) -> None:
-        self.cluster = Cluster()
-        self.live = FakeIptables()
-        self.live.counters.update(skeleton.NFACCT_NAMES)
-        self.tables = FamilyTables(self.live, 200)
-        self.apply(*events)
 
-    def apply(self, *events: Event, rules_context: RuleContext | None = None) -> None:
-        self.sync(*events, rules_context=rules_context)
-
-    def sync(self, *events: Event, rules_context: RuleContext | None = None) -> SyncReport:
-        changed = {key for event in events for key in self.cluster.apply(event)}
-        return self.tables.sync(self.cluster, changed, rules_context or context())
-
-    def chains(self) -> dict[ChainKey, tuple[str, ...]]:
-        return dict(self.live.save().chains)
-
-    def equals_fresh_start(self) -> bool:
-        """Return whether the tables equal those that a fresh start writes."""
-        fresh = FakeIptables()
-        fresh.counters.update(skeleton.NFACCT_NAMES)
-        FamilyTables(fresh, None).sync(self.cluster, (), context())
-        return self.chains() == dict(fresh.save().chains)
+def equals_fresh_start(synced: SyncedFamily) -> bool:
+    """Return whether the tables equal those that a fresh start writes."""
+    fresh = synced.fresh()
+    fresh.sync()
+    return synced.chains() == fresh.chains()
 
 
 WEB = (Updated(service()), Updated(slice_of("10.244.1.5")))
@@ -67,8 +51,8 @@ WEB = (Updated(service()), Updated(slice_of("10.244.1.5")))
 
 def test_rules_are_counted_as_in_kube_proxy() -> None:
     """Those of empty tables, with the guard of loopback addresses and without jumps."""
-    assert SyncedTables().sync().rules == {"filter": 4, "nat": 5, "mangle": 0}
-    without_guard = SyncedTables().sync(rules_context=context(localhostNodePorts=False))
+    assert synced_with().sync().rules == {"filter": 4, "nat": 5, "mangle": 0}
+    without_guard = synced_with().sync(context=context(localhostNodePorts=False))
     assert without_guard.rules == {"filter": 3, "nat": 5, "mangle": 0}
 
 
@@ -89,9 +73,9 @@ OTHER = (
 
 def test_beyond_a_thousand_endpoints_written_chains_lack_comments() -> None:
     """At a fresh start these are all chains of services."""
-    synced = SyncedTables(*WEB, Updated(slice_of(*endpoints(999))), *OTHER)
+    synced = synced_with(*WEB, Updated(slice_of(*endpoints(999))), *OTHER)
     assert comments(synced.chains(), "KUBE-SEP-") == 2 * 501
-    synced = SyncedTables(*WEB, Updated(slice_of(*endpoints(1000))), *OTHER)
+    synced = synced_with(*WEB, Updated(slice_of(*endpoints(1000))), *OTHER)
     assert comments(synced.chains(), "KUBE-SEP-") == 0
     # The masquerading rules keep their comments.
     assert comments(synced.chains(), "KUBE-SVC-") == 2
@@ -99,7 +83,7 @@ def test_beyond_a_thousand_endpoints_written_chains_lack_comments() -> None:
 
 def test_crossing_a_thousand_endpoints_writes_only_chains_that_change() -> None:
     """One tenant that crosses the limit again and again must not cause syncs of all Services."""
-    synced = SyncedTables(*WEB, Updated(slice_of(*endpoints(997))), *OTHER)
+    synced = synced_with(*WEB, Updated(slice_of(*endpoints(997))), *OTHER)
     other = {
         key: rules for key, rules in synced.chains().items() if any("ns/other" in rule for rule in rules)
     }
@@ -114,23 +98,23 @@ def test_crossing_a_thousand_endpoints_writes_only_chains_that_change() -> None:
 
 def test_comments_of_service_chains_are_no_reason_to_write() -> None:
     """Nor are they drift: not if another program removes some, and not after the limit was crossed."""
-    synced = SyncedTables(*WEB, Updated(slice_of(*endpoints(999))), *OTHER)
+    synced = synced_with(*WEB, Updated(slice_of(*endpoints(999))), *OTHER)
     nat = synced.live.tables["nat"]
     (chain,) = [
         name for name, rules in nat.items() if any("--to-destination 10.244.9.9:" in it for it in rules)
     ]
     nat[chain] = tuple(re.sub('-m comment --comment "[^"]*" ', "", rule) for rule in nat[chain])
-    assert synced.tables.detect_drift(scope()) is None
-    synced.apply(Updated(slice_of(*endpoints(1001))))
+    assert synced.tables.note_drift(scope()) is None
+    synced.sync(Updated(slice_of(*endpoints(1001))))
     before = synced.chains()
-    assert synced.tables.detect_drift(scope()) is None
-    synced.tables.require_resync()
+    assert synced.tables.note_drift(scope()) is None
+    synced.tables.work.distrust()
     assert not synced.sync().wrote
     synced.tables = FamilyTables(synced.live, 200)
     assert not synced.sync().wrote
     assert synced.chains() == before
     synced.live.tables["nat"][chain] += ("-j RETURN",)
-    drift = synced.tables.detect_drift(scope())
+    drift = synced.tables.note_drift(scope())
     assert drift
     assert not drift.missing
     (repaired,) = synced.sync().drift.tables
@@ -141,14 +125,14 @@ def test_endpoints_are_counted_per_family() -> None:
     """A thousand IPv6 endpoints do not drop IPv4's comments."""
     six = tuple(endpoint(f"fd00::{n + 1:x}") for n in range(1500))
     both = service(cluster_ips=("10.96.0.10", "fd00:96::10"))
-    synced = SyncedTables(Updated(both), Updated(slice_of("10.244.1.5")), Updated(slice_of(*six)))
+    synced = synced_with(Updated(both), Updated(slice_of("10.244.1.5")), Updated(slice_of(*six)))
     assert comments(synced.chains(), "KUBE-SEP-") == 2
 
 
 @pytest.mark.parametrize("where", ["save", "restore"])
 def test_a_failed_sync_is_followed_by_a_full_sync(where: str) -> None:
     """Also if the failed restore applied some of its blocks."""
-    synced = SyncedTables(*WEB)
+    synced = synced_with(*WEB)
     original = getattr(synced.live, where)
 
     def fail_halfway(text: str) -> None:
@@ -156,13 +140,13 @@ def test_a_failed_sync_is_followed_by_a_full_sync(where: str) -> None:
             original(text.split("COMMIT\n")[0] + "COMMIT\n")
         raise Failed("iptables-restore", 1, "killed")
 
-    synced.tables.require_resync()
+    synced.tables.work.distrust()
     setattr(synced.live, where, fail_halfway)
     with pytest.raises((SyncFailed, KernelError)):
-        synced.apply(Updated(slice_of(endpoint("10.244.1.5", ready=False))))
+        synced.sync(Updated(slice_of(endpoint("10.244.1.5", ready=False))))
     setattr(synced.live, where, original)
-    synced.apply()
-    assert synced.equals_fresh_start()
+    synced.sync()
+    assert equals_fresh_start(synced)
 
 
 class FailingWatch:
@@ -191,23 +175,23 @@ class FailingWatch:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_failing_watch_fails_the_sync(when: str) -> None:
     """The error is a SyncFailed, so the agent retries instead of ending."""
-    synced, watch = SyncedTables(), FailingWatch()
+    synced, watch = synced_with(), FailingWatch()
     synced.tables = FamilyTables(WatchedTables(synced.live, watch), 200)
     watch.fails_when = when
     with pytest.raises(SyncFailed, match="cannot watch the tables while writing to them: No buffer space"):
-        synced.apply(*WEB)
+        synced.sync(*WEB)
     watch.fails_when = ""
-    synced.apply()
-    assert synced.equals_fresh_start()
+    synced.sync()
+    assert equals_fresh_start(synced)
 
 
 def test_a_rejected_rule_names_its_service() -> None:
     """If no service can be written, none is quarantined and the tables stay unchanged."""
-    synced = SyncedTables(*WEB)
+    synced = synced_with(*WEB)
     synced.live.rejects = lambda rule: "-j DNAT" in rule
     before = synced.chains()
     with pytest.raises(SyncFailed) as caught:
-        synced.apply(Updated(slice_of("10.244.1.5", "10.244.1.6")))
+        synced.sync(Updated(slice_of("10.244.1.5", "10.244.1.6")))
     assert caught.value.service == "ns/web:http"
     assert "ns/web:http" in str(caught.value)
     assert synced.chains() == before
@@ -215,16 +199,16 @@ def test_a_rejected_rule_names_its_service() -> None:
 
 def test_a_sync_without_changes_does_not_access_the_kernel() -> None:
     """Events that change no rule neither read nor write tables."""
-    synced = SyncedTables(*WEB)
+    synced = synced_with(*WEB)
     saves, texts = synced.live.saves, len(synced.live.texts)
-    synced.apply(Updated(slice_of("10.244.1.5")))
+    synced.sync(Updated(slice_of("10.244.1.5")))
     assert (synced.live.saves, len(synced.live.texts)) == (saves, texts)
 
 
 def test_a_changed_masquerade_mark_replaces_the_old_one() -> None:
     """No rule keeps the old mark."""
-    synced = SyncedTables(*WEB)
-    synced.apply(rules_context=context(masqueradeBit=31))
+    synced = synced_with(*WEB)
+    synced.sync(context=context(masqueradeBit=31))
     rules = [
         rule for rules in synced.chains().values() for rule in rules if "mark" in rule.split("--comment")[0]
     ]
@@ -234,50 +218,50 @@ def test_a_changed_masquerade_mark_replaces_the_old_one() -> None:
 
 def test_deleted_chains_are_counted() -> None:
     """Both partial and full syncs count them."""
-    synced = SyncedTables(*WEB)
+    synced = synced_with(*WEB)
     report = synced.sync(Deleted(Kind.SERVICE, Key("ns", "web")))
     assert (report.full, report.chains_deleted) == (False, 2)
     synced.live.tables["nat"]["KUBE-SVC-OLD"] = ("-j KUBE-SEP-OLD",)
     synced.live.tables["nat"]["KUBE-SEP-OLD"] = ()
-    synced.tables.require_resync()
+    synced.tables.work.distrust()
     assert synced.sync().chains_deleted == 2
 
 
 def test_a_full_sync_that_only_deletes_reports_a_write() -> None:
     """Flows created by the deleted rules may be stale."""
-    synced = SyncedTables(*WEB)
+    synced = synced_with(*WEB)
     synced.live.tables["nat"]["KUBE-SVC-OLD"] = ("-j RETURN",)
-    synced.tables.require_resync()
+    synced.tables.work.distrust()
     report = synced.sync()
     assert (report.full, report.chains_written, report.wrote) == (True, 0, True)
-    synced.tables.require_resync()
+    synced.tables.work.distrust()
     assert not synced.sync().wrote
 
 
 def test_of_two_ports_with_the_same_name_the_last_counts() -> None:
     """The API server rejects such a Service, a manifest may hold one; its chains hold the rules of one port."""
     ports = (Port("http", Protocol.TCP, 80), Port("http", Protocol.TCP, 8080))
-    synced = SyncedTables(Updated(service(ports=ports)), Updated(slice_of("10.244.1.5")))
+    synced = synced_with(Updated(service(ports=ports)), Updated(slice_of("10.244.1.5")))
     assert synced.chains()[skeleton.NAT_SERVICES][0].count("--dport 8080") == 1
     assert len(synced.chains()[skeleton.NAT_SERVICES]) == 2
-    synced.tables.require_resync()
+    synced.tables.work.distrust()
     assert not synced.sync().wrote
-    assert not synced.tables.detect_drift(scope())
+    assert not synced.tables.note_drift(scope())
 
 
 def test_rules_that_are_no_longer_wanted_are_not_reported_as_restored() -> None:
     """The rule for 127.0.0.0/8 is gone from the kubelet's chain, and so is the setting that needs it."""
-    synced = SyncedTables(*WEB)
+    synced = synced_with(*WEB)
     synced.live.tables["filter"]["KUBE-FIREWALL"] = ()
-    assert synced.tables.detect_drift(scope())
-    assert not synced.sync(rules_context=context(localhostNodePorts=False)).drift
+    assert synced.tables.note_drift(scope())
+    assert not synced.sync(context=context(localhostNodePorts=False)).drift
 
 
 def test_a_chain_that_others_refer_to_counts_as_written_when_it_is_emptied() -> None:
     """It cannot be deleted."""
-    synced = SyncedTables(*WEB)
+    synced = synced_with(*WEB)
     synced.live.tables["nat"].update({"KUBE-SVC-OLD": ("-j RETURN",), "THEIRS": ("-j KUBE-SVC-OLD",)})
-    synced.tables.require_resync()
+    synced.tables.work.distrust()
     report = synced.sync()
     assert (report.chains_written, report.chains_deleted) == (1, 0)
     assert synced.chains()[ChainKey("nat", "KUBE-SVC-OLD")] == ()
@@ -286,27 +270,27 @@ def test_a_chain_that_others_refer_to_counts_as_written_when_it_is_emptied() -> 
 def test_addresses_of_the_api_server_take_effect_without_other_changes() -> None:
     """A new one is no longer served, and one that is gone is served again."""
     claimed = service(external_ips=("203.0.113.7",))
-    synced = SyncedTables(Updated(claimed), WEB[1])
+    synced = synced_with(Updated(claimed), WEB[1])
 
     def serves() -> bool:
         return any("203.0.113.7" in rule for rules in synced.chains().values() for rule in rules)
 
     assert serves()
-    (port,) = synced.sync(rules_context=context(frozenset({("203.0.113.7", 80)}))).resolved
+    (port,) = synced.sync(context=context(frozenset({("203.0.113.7", 80)}))).resolved
     assert [ip for ip, _ in port.port.skipped_ips] == ["203.0.113.7"]
     assert not serves()
-    synced.sync(rules_context=context())
+    synced.sync(context=context())
     assert serves()
-    assert synced.equals_fresh_start()
+    assert equals_fresh_start(synced)
 
 
 def test_a_deleted_chain_is_made_again_although_its_last_entry_goes() -> None:
     """The jumps to it, which went with it, come back in the same sync."""
-    synced = SyncedTables(WEB[0])
-    before = SyncedTables().chains()
+    synced = synced_with(WEB[0])
+    before = synced_with().chains()
     for chain, rules in synced.live.tables["filter"].items():
         synced.live.tables["filter"][chain] = tuple(it for it in rules if "-j KUBE-SERVICES" not in it)
     del synced.live.tables["filter"]["KUBE-SERVICES"]
-    assert synced.tables.detect_drift(scope())
+    assert synced.tables.note_drift(scope())
     synced.sync(Deleted(Kind.SERVICE, service().key))
     assert synced.chains() == before

@@ -11,11 +11,12 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.agent import flow_cleaner as flows
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
-from pykubeproxy.agent.sync.report import SyncReport
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.report import SyncReport
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
-from pykubeproxy.kernel.conntrack import Flow
+from pykubeproxy.kernel.conntrack import UdpFlow
 from pykubeproxy.objects import Deleted, EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Updated
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.services.cluster import Cluster
@@ -38,7 +39,7 @@ class Syncs:
 
     def sync(self, *events: Event) -> SyncReport:
         touched = set().union(*(self._cluster.apply(event) for event in events))
-        report = self._tables.sync(self._cluster, touched, self._terms)
+        report = self._tables.sync(self._cluster, Changes(touched), self._terms)
         self._cleaner.synced(report, NodePortAddresses())
         return report
 
@@ -54,21 +55,21 @@ class Table:
     """A pretended conntrack table: what is listed may do something, or fail, on the way."""
 
     def __init__(self) -> None:
-        self.flows: list[Flow | OSError | Callable[[], object]] = []
-        self.deleted: list[Flow] = []
+        self.flows: list[UdpFlow | OSError | Callable[[], object]] = []
+        self.deleted: list[UdpFlow] = []
         self.listings = 0
 
-    def udp_flows(self, family: Family) -> Iterator[Flow]:
+    def udp_flows(self, family: Family) -> Iterator[UdpFlow]:
         self.listings += 1
         for entry in self.flows:
             if isinstance(entry, OSError):
                 raise entry
-            if isinstance(entry, Flow):
+            if isinstance(entry, UdpFlow):
                 yield entry
             else:
                 entry()
 
-    def delete(self, flow: Flow) -> bool:
+    def delete(self, flow: UdpFlow) -> bool:
         self.deleted.append(flow)
         return True
 
@@ -77,9 +78,9 @@ def end(address: str, port: int) -> AddressAndPort:
     return ipaddress.ip_address(address).packed, port
 
 
-def flow(answered_by: str, port: int = 4000) -> Flow:
+def flow(answered_by: str, port: int = 4000) -> UdpFlow:
     """A flow to the service dns."""
-    return Flow(end("10.1.0.1", port), end("10.96.0.53", 53), end(answered_by, 53), b"")
+    return UdpFlow(end("10.1.0.1", port), end("10.96.0.53", 53), end(answered_by, 53), b"")
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_a_quarantined_service_redirects_no_packets(table: Table) -> None:
     ]
     ports = (EndpointPort("dns", Protocol.UDP, 53),)
     slices = [slice_of(f"10.244.0.{it.cluster_ips[0][-1]}", service=it.name, ports=ports) for it in made]
-    report = syncs.sync(Listed(Kind.SERVICE, made), *map(Updated, slices))
+    report = syncs.sync(Listed(Kind.SERVICE, tuple(made)), *map(Updated, slices))
     assert [it.name for it in report.quarantined] == ["a"]
     table.flows = [flow("10.244.0.1"), flow("10.244.0.2")]
     cleaner.clean()

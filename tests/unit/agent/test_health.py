@@ -9,9 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from pykubeproxy.agent.mailbox import Mailbox, Stop
-from pykubeproxy.agent.observe.health import Health, health_pages, timestamp
-from pykubeproxy.agent.observe.heartbeat import HUNG_AFTER, Heartbeat
-from pykubeproxy.agent.observe.query import Query
+from pykubeproxy.agent.observe.health import HUNG_AFTER, Health, Heartbeat, health_pages, timestamp
+from pykubeproxy.agent.observe.status import LoopQuery
 from pykubeproxy.kernel import Iptables, runner
 from pykubeproxy.objects import Family, Node
 from pykubeproxy.sources import Outage, Watch
@@ -127,7 +126,7 @@ def test_an_unhandled_change_is_overdue_after_two_sync_periods(node: Setting) ->
 
 
 def test_a_query_of_a_client_is_no_change(node: Setting) -> None:
-    node.mailbox.ask(Query(lambda *_: None, Future()))
+    node.mailbox.ask(LoopQuery(lambda *_: None, Future()))
     node.time.pass_(1000)
     assert node.statuses() == (200, 200, 200)
 

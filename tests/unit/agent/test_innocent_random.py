@@ -8,19 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.sync import large
-from pykubeproxy.agent.sync.tables import FamilyTables
-from pykubeproxy.agent.sync.write import SyncFailed
-from pykubeproxy.kernel import TABLES, Backend, Failed, KernelError
-from pykubeproxy.objects import Deleted, EndpointPort, Event, Key, Kind, Port, Protocol, Updated
+from pykubeproxy.agent import coverage
+from pykubeproxy.kernel import Backend
+from pykubeproxy.objects import Deleted, EndpointPort, Event, Kind, Port, Protocol, Updated
 from pykubeproxy.rules import names
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
-from tests.fakes.drift import scope
+from tests.fakes.synced import SyncedFamily
 from tests.objects import service, slice_of
-from tests.unit.rules.test_partial_syncs import context, empty_tables
+from tests.unit.rules.test_partial_syncs import context
 
 PORTS = ("a", "b", "c", "d", "e")
 CONTEXT = context((), False, "flat")
@@ -31,9 +29,9 @@ INNOCENT = "innocent"
 def low_thresholds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # Four ports alone make a Service large.
-        patch.setattr(large, "LARGE_PAIRS", 3)
-        patch.setattr(large, "PORT_PAIRS", 1)
-        patch.setattr(large, "MOST_DELETED", 4)
+        patch.setattr(coverage, "LARGE_PAIRS", 3)
+        patch.setattr(coverage, "PORT_PAIRS", 1)
+        patch.setattr(coverage, "MOST_DELETED", 4)
         yield
 
 
@@ -42,86 +40,46 @@ def innocent(number: int, hosts: tuple[int, ...]) -> Event:
     return Updated(msgspec.structs.replace(made, namespace=INNOCENT))
 
 
-class Node:
-    """A cluster with two Services of an innocent tenant, and the tables of one family.
+def innocent_services() -> list[Event]:
+    """Return two Services of an innocent tenant, with an endpoint each."""
+    made = [service(f"s{number}", cluster_ip=f"10.96.0.{number + 1}") for number in range(2)]
+    services = [Updated(msgspec.structs.replace(it, namespace=INNOCENT)) for it in made]
+    return [*services, *(innocent(number, (1,)) for number in range(2))]
 
-    `broken` is a chain of a large Service that cannot be written.
-    """
 
-    def __init__(self, backend: Backend, chains_per_block: int | None) -> None:
-        self.live, self.cluster = empty_tables(backend), Cluster()
-        self.broken = ""
-        self._chains_per_block = chains_per_block
-        self._blocks = 1000
-        self._changed: set[Key] = set()
-        self._hosts = itertools.cycle([(), (1,), (2, 3)])
-        self._restore = self.live.restore
-        self.live.restore = self._write  # type: ignore[method-assign]
-        for number in range(2):
-            made = service(f"s{number}", cluster_ip=f"10.96.0.{number + 1}")
-            self.apply(Updated(msgspec.structs.replace(made, namespace=INNOCENT)), innocent(number, (1,)))
-        self.restart()
+def node(backend: Backend, chains_per_block: int | None) -> SyncedFamily:
+    """Return tables with two Services of an innocent tenant."""
+    made = SyncedFamily(context=CONTEXT, backend=backend, chains_per_block=chains_per_block)
+    made.write_block_by_block()
+    made.round(*innocent_services())
+    return made
 
-    def restart(self) -> None:
-        """Start the agent; all chains can be written."""
-        self.broken = ""
-        self.tables = FamilyTables(self.live, self._chains_per_block)
-        self.sync()
 
-    def apply(self, *events: Event) -> None:
-        self._changed |= {key for event in events for key in self.cluster.apply(event)}
+def flush(node: SyncedFamily, chain: str) -> None:
+    """Let another program flush a chain, and repair that."""
+    if chain in node.live.tables.get("nat", {}):
+        node.live.tables["nat"] = {**node.live.tables["nat"], chain: ()}
+        node.repair()
 
-    def sync(self) -> None:
-        changed, self._changed = self._changed, set()
-        self._attempt(lambda: self.tables.sync(self.cluster, changed, CONTEXT))
-        if self.tables.has_losses and not self.tables.needs_resync:
-            self._attempt(lambda: self.tables.sync_losses(self.cluster, CONTEXT))
 
-    def turn(self) -> None:
-        if self.tables.deferred:
-            self._attempt(lambda: self.tables.sync_deferred(self.cluster, CONTEXT))
+def judge(node: SyncedFamily, hosts: Iterator[tuple[int, ...]]) -> None:
+    """Change the innocent's endpoints and sync; the rules must be right, whatever failed before."""
+    node.round(*(innocent(number, next(hosts)) for number in range(2)))
+    alone = Cluster()
+    for made in node.cluster.services():
+        if made.namespace == INNOCENT:
+            alone.apply(Updated(made))
+            for slice_ in node.cluster.all_slices_of(made.key):
+                alone.apply(Updated(slice_))
+    expected, live = render(alone, CONTEXT), node.live.save()
+    own = {key: rules for key, rules in expected.chains.items() if names.is_owned(key.chain)}
+    assert {key: live.chains.get(key) for key in own} == own
+    assert entries(live) == entries(expected)
 
-    def fail_after(self, blocks: int, work: Callable[["Node"], object]) -> None:
-        """Let some work fail after some blocks."""
-        self._blocks = blocks
-        work(self)
-        self._blocks = 1000
 
-    def repair(self, chain: str) -> None:
-        """Let another program flush a chain."""
-        if chain in self.live.tables.get("nat", {}):
-            self._restore(f"*nat\n:{chain} - [0:0]\nCOMMIT\n")
-            self._attempt(lambda: self.tables.detect_drift(scope(TABLES)))
-            self.sync()
-
-    def judge(self) -> None:
-        """Change the innocent's endpoints and sync; the rules must be right, whatever failed before."""
-        self.apply(*(innocent(number, next(self._hosts)) for number in range(2)))
-        self.sync()
-        alone = Cluster()
-        for made in self.cluster.services():
-            if made.namespace == INNOCENT:
-                alone.apply(Updated(made))
-                for slice_ in self.cluster.all_slices_of(made.key):
-                    alone.apply(Updated(slice_))
-        expected, live = render(alone, CONTEXT), self.live.save()
-        own = {key: rules for key, rules in expected.chains.items() if names.is_owned(key.chain)}
-        assert {key: live.chains.get(key) for key in own} == own
-        assert entries(live) == entries(expected)
-
-    def _attempt(self, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except (KernelError, SyncFailed):
-            self.tables.require_resync()
-
-    def _write(self, text: str) -> None:
-        for block in filter(None, text.split("COMMIT\n")):
-            written = f":{self.broken} " in block and f"-X {self.broken}\n" not in block
-            if not self._blocks or (self.broken and written):
-                raise Failed("iptables-restore", 1, "out of memory")
-            self._blocks -= 1
-            self._restore(f"{block}COMMIT\n")
+def restart(node: SyncedFamily) -> None:
+    node.restart()
+    node.round()
 
 
 def entries(ruleset: Ruleset) -> dict[str, list[str]]:
@@ -167,14 +125,14 @@ BROKEN = st.sampled_from(
         *(names.endpoint_chain(PortName("ns", "large0", port, "TCP"), "10.244.2.1:8080") for port in PORTS),
     ]
 )
-WORK = st.sampled_from([Node.sync, Node.turn])
+WORK = st.sampled_from([SyncedFamily.round, SyncedFamily.turn_if_due])
 STEPS = st.one_of(
     st.builds(lambda it: lambda node: node.apply(*it), hostile_events()),
-    st.builds(lambda it: lambda node: (node.apply(*it), node.sync(), node.turn()), hostile_events()),
+    st.builds(lambda it: lambda node: (node.round(*it), node.turn_if_due()), hostile_events()),
     st.builds(lambda n, work: lambda node: node.fail_after(n, work), st.integers(0, 9), WORK),
     st.builds(lambda it: lambda node: setattr(node, "broken", it), BROKEN),
-    st.builds(lambda it: lambda node: node.repair(it), BROKEN),
-    st.sampled_from([Node.turn, Node.turn, Node.restart]),
+    st.builds(lambda it: lambda node: flush(node, it), BROKEN),
+    st.sampled_from([SyncedFamily.turn_if_due, SyncedFamily.turn_if_due, restart]),
 )
 
 
@@ -185,20 +143,14 @@ STEPS = st.one_of(
     chains_per_block=st.sampled_from([None, 1, 3, 200]),
 )
 def test_innocent_services_are_served_at_each_next_sync(
-    steps: list[Callable[[Node], object]], backend: Backend, chains_per_block: int | None
+    steps: list[Callable[[SyncedFamily], object]], backend: Backend, chains_per_block: int | None
 ) -> None:
-    node = Node(backend, chains_per_block)
+    world, hosts = node(backend, chains_per_block), itertools.cycle([(), (1,), (2, 3)])
     for step in steps:
-        step(node)
-        node.judge()
-    node.broken = ""
-    node.sync()
-    for _ in range(40):
-        node.turn()
-    assert not node.tables.deferred
-    fresh = Node(backend, None)
-    fresh.cluster = node.cluster
-    fresh.restart()
-    for _ in range(40):
-        fresh.turn()
-    assert node.live.save().chains == fresh.live.save().chains
+        step(world)
+        judge(world, hosts)
+    world.broken = ""
+    world.settle()
+    fresh = world.fresh()
+    fresh.settle()
+    assert world.chains() == fresh.chains()

@@ -3,35 +3,45 @@
 import contextlib
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import click
 import msgspec
 import pytest
 
-from pykubeproxy.agent.observe.healthchecks import DesiredChecks
-from pykubeproxy.agent.sync import large as large_services
-from pykubeproxy.agent.sync import tables
-from pykubeproxy.agent.sync.report import SyncReport
-from pykubeproxy.agent.sync.tables import FamilyTables
-from pykubeproxy.agent.sync.write import SyncFailed
-from pykubeproxy.config import Dispatch, load
+from pykubeproxy.agent import coverage
+from pykubeproxy.agent.observe.health_checks import DesiredChecks
+from pykubeproxy.agent.report import SyncReport
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
+from pykubeproxy.agent.write import SyncFailed
+from pykubeproxy.config import Dispatch
 from pykubeproxy.inspect.dump.model import views
-from pykubeproxy.inspect.dump.render import table
+from pykubeproxy.inspect.dump.report import service_blocks
 from pykubeproxy.inspect.explain.model import explain_all
-from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.inspect.targets import ServiceFilter
 from pykubeproxy.kernel import Failed
-from pykubeproxy.objects import Deleted, EndpointPort, Event, Family, Key, Kind, Port, Protocol, Updated
+from pykubeproxy.objects import (
+    Deleted,
+    EndpointPort,
+    EndpointSlice,
+    Event,
+    Family,
+    Key,
+    Kind,
+    Port,
+    Protocol,
+    Updated,
+)
+from pykubeproxy.report.text import text
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.names import cluster_chain
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.render import render
-from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName, ServiceSkipReason
 from tests.fakes.drift import scope
-from tests.fakes.iptables import FakeIptables
+from tests.fakes.synced import SyncedFamily, flags_context
 from tests.objects import endpoint, service, slice_of
-from tests.strategies import NODE
 
 SMALL = (Updated(service("small")), Updated(slice_of("10.244.1.5", service="small")))
 
@@ -43,61 +53,33 @@ def large(
     return tuple(Updated(msgspec.structs.replace(it, namespace=namespace)) for it in made)
 
 
-def context(limit: int = 0) -> RuleContext:
-    config = load(None, {"max-service-pairs": str(limit)}).config
-    return rule_context(config, NODE, None, KernelFacts(nfacct=False), Family.IPV4)
-
-
-class Node:
-    """A cluster and its tables; more than two pairs make a Service large."""
-
-    def __init__(self, limit: int = 0) -> None:
-        self.context = context(limit)
-        self.cluster = Cluster()
-        self.live = FakeIptables()
-        self.start()
-
-    def start(self) -> None:
-        self.tables = FamilyTables(self.live, 200)
-
-    def sync(self, *events: Event) -> SyncReport:
-        changed = {key for event in events for key in self.cluster.apply(event)}
-        return self.tables.sync(self.cluster, changed, self.context)
-
-    def turn(self) -> SyncReport:
-        return self.tables.sync_deferred(self.cluster, self.context)
-
-    def lose(self) -> SyncReport:
-        return self.tables.sync_losses(self.cluster, self.context)
-
-    def targets(self) -> set[str]:
-        """Return the endpoints that rules lead to."""
-        rules = (rule for chain in self.live.save().chains.values() for rule in chain)
-        return {rule.rpartition(" ")[2] for rule in rules if "-j DNAT" in rule}
+def new_node(limit: int = 0) -> SyncedFamily:
+    """Return empty tables; more than two pairs make a Service large."""
+    return SyncedFamily(context=flags_context(max_service_pairs=str(limit)))
 
 
 @pytest.fixture(autouse=True)
 def low_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
 
 
 def test_a_new_large_service_waits_for_its_turn() -> None:
     """A small one of the same sync is served before."""
-    node = Node()
+    node = new_node()
     node.sync(*SMALL, *large(1, 2, 3))
     assert node.targets() == {"10.244.1.5:8080"}
-    assert node.tables.deferred
-    report = node.tables.sync_deferred(node.cluster, node.context)
-    assert (report.full, len(node.targets()), node.tables.deferred) == (False, 4, False)
+    assert node.tables.work.turns
+    report = node.turn()
+    assert (report.full, len(node.targets()), node.tables.work.turns) == (False, 4, False)
 
 
 def test_a_changed_large_service_keeps_its_rules_meanwhile() -> None:
-    node = Node()
+    node = new_node()
     node.sync(*large(1, 2, 3))
-    node.tables.sync_deferred(node.cluster, node.context)
+    node.turn()
     node.sync(*large(2, 3, 4), *SMALL)
     assert {"10.244.1.5:8080", "10.244.2.1:8080"} < node.targets()
-    node.tables.sync_deferred(node.cluster, node.context)
+    node.turn()
     assert "10.244.2.1:8080" not in node.targets()
     assert "10.244.2.4:8080" in node.targets()
 
@@ -105,7 +87,7 @@ def test_a_changed_large_service_keeps_its_rules_meanwhile() -> None:
 @pytest.mark.parametrize("dispatch", ["flat", "tree"])
 def test_a_waiting_service_gives_up_its_addresses_in_the_same_sync(dispatch: str) -> None:
     """Another Service may get one of them then; many other losses may come before."""
-    node = Node()
+    node = new_node()
     options = msgspec.structs.replace(node.context.options, dispatch=Dispatch(dispatch))
     node.context = msgspec.structs.replace(node.context, options=options)
 
@@ -122,7 +104,7 @@ def test_a_waiting_service_gives_up_its_addresses_in_the_same_sync(dispatch: str
     assert found("192.0.2.1/32")
     assert found("--dport 30001 ")
     node.sync(claims("192.0.2.2", node_port=30002))
-    assert node.tables.has_losses
+    assert node.tables.work.has_losses
     assert not found("192.0.2.1/32")
     assert not found("--dport 30001 ")
     assert found("-d 192.0.2.2/32")
@@ -130,7 +112,7 @@ def test_a_waiting_service_gives_up_its_addresses_in_the_same_sync(dispatch: str
     assert not found("-d 192.0.2.2/32 ")
     node.lose()
     node.turn()
-    fresh = Node()
+    fresh = new_node()
     fresh.cluster, fresh.context = node.cluster, node.context
     fresh.sync()
     fresh.turn()
@@ -138,43 +120,43 @@ def test_a_waiting_service_gives_up_its_addresses_in_the_same_sync(dispatch: str
 
 
 def test_a_full_sync_keeps_the_rules_of_a_waiting_service() -> None:
-    node = Node()
+    node = new_node()
     node.sync(*SMALL, *large(1, 2, 3))
-    node.tables.sync_deferred(node.cluster, node.context)
-    node.tables.require_resync()
+    node.turn()
+    node.tables.work.distrust()
     assert node.sync(*large(1, 2, 4)).full
     assert "10.244.2.3:8080" in node.targets()
-    node.tables.sync_deferred(node.cluster, node.context)
-    assert not node.tables.deferred
+    node.turn()
+    assert not node.tables.work.turns
     assert "10.244.2.3:8080" not in node.targets()
 
 
 def test_a_restart_keeps_a_large_service_served() -> None:
     """The new agent does not know the rules that the old one wrote."""
-    node = Node()
+    node = new_node()
     node.sync(*SMALL, *large(1, 2, 3))
-    node.tables.sync_deferred(node.cluster, node.context)
-    node.start()
+    node.turn()
+    node.restart()
     assert not node.sync().wrote
-    assert not node.tables.deferred
+    assert not node.tables.work.turns
 
 
 def test_a_deleted_or_smaller_service_does_not_wait() -> None:
-    node = Node()
+    node = new_node()
     node.sync(*large(1, 2, 3))
-    node.tables.sync_deferred(node.cluster, node.context)
+    node.turn()
     node.sync(*large(1, 2))
     assert node.targets() == {"10.244.2.1:8080", "10.244.2.2:8080"}
     node.sync(*large(1, 2, 3))
-    assert node.tables.deferred
+    assert node.tables.work.turns
     node.sync(Deleted(Kind.SERVICE, Key("ns", "large")))
-    assert not node.tables.deferred
+    assert not node.tables.work.turns
     assert node.targets() == set()
 
 
 def test_an_oversized_service_is_quarantined_with_both_numbers() -> None:
     """One rule rejects connections to all its ports; `render` agrees, and others are served."""
-    node = Node(limit=2)
+    node = new_node(limit=2)
     report = node.sync(*SMALL, *large(1, 2, 3))
     (quarantined,) = report.quarantined
     assert (str(quarantined.port_name), quarantined.port_name.protocol) == ("ns/large", "")
@@ -187,12 +169,12 @@ def test_an_oversized_service_is_quarantined_with_both_numbers() -> None:
     rendered = render(node.cluster, node.context)
     live = node.live.save().chains
     assert {key: live[key] for key in rendered.chains} == rendered.chains
-    assert not node.tables.deferred
+    assert not node.tables.work.turns
 
 
 def test_a_served_service_that_becomes_oversized_loses_its_rules() -> None:
     """And gets them back when it is small enough; `since` stays meanwhile."""
-    node = Node(limit=2)
+    node = new_node(limit=2)
     node.sync(*SMALL, *large(1, 2))
     assert len(node.targets()) == 3
     (first,) = node.sync(*large(1, 2, 3)).quarantined
@@ -205,7 +187,7 @@ def test_a_served_service_that_becomes_oversized_loses_its_rules() -> None:
 
 
 def test_a_deleted_oversized_service_leaves_quarantine() -> None:
-    node = Node(limit=2)
+    node = new_node(limit=2)
     node.sync(*large(1, 2, 3))
     assert node.sync(Deleted(Kind.SERVICE, Key("ns", "large"))).quarantined == ()
     assert node.live.save().chains[skeleton.FILTER_SERVICES] == ()
@@ -213,16 +195,16 @@ def test_a_deleted_oversized_service_leaves_quarantine() -> None:
 
 def test_dump_rules_shows_an_oversized_service() -> None:
     """With all its ports as one."""
-    node = Node(limit=2)
+    node = new_node(limit=2)
     node.sync(*large(1, 2, 3))
-    text = click.unstyle(table(views(node.live.save(), {})))
-    assert "ns/large" in text
-    assert "cluster IP 10.96.0.11, all ports" in text
-    assert "rejected: quarantined" in text
+    shown = click.unstyle(text(service_blocks(views(node.live.save(), {}))))
+    assert "ns/large" in shown
+    assert "cluster IP 10.96.0.11, all ports" in shown
+    assert "rejected: quarantined" in shown
 
 
 def test_explain_says_that_a_service_is_oversized() -> None:
-    node = Node(limit=2)
+    node = new_node(limit=2)
     node.sync(*SMALL, *large(1, 2, 3))
     found = explain_all(node.cluster, ServiceFilter(name="large"), {Family.IPV4: node.context})
     assert found[0].skipped == {Family.IPV4: ServiceSkipReason.OVERSIZED}
@@ -231,49 +213,49 @@ def test_explain_says_that_a_service_is_oversized() -> None:
 
 def test_a_flushed_large_service_is_repaired_at_once() -> None:
     """Others jump to its chains, and a jump to a missing chain is rejected."""
-    node = Node()
+    node = new_node()
     node.sync(*SMALL, *large(1, 2, 3))
-    node.tables.sync_deferred(node.cluster, node.context)
+    node.turn()
     before = node.live.save().chains
     for key in before:
         if key.table == "nat" and key.chain.startswith("KUBE-"):
             del node.live.tables["nat"][key.chain]
-    assert node.tables.detect_drift(scope(["nat"]))
+    assert node.tables.note_drift(scope(["nat"]))
     node.sync()
     assert node.live.save().chains == before
     node.live.tables.clear()
-    node.tables.require_resync()
+    node.tables.work.distrust()
     node.sync()
     assert {key: node.live.save().chains[key] for key in before} == before
 
 
 def test_flushed_rules_of_a_large_service_are_repaired_at_once() -> None:
     """Also if all its chains are still there."""
-    node = Node()
+    node = new_node()
     node.sync(*SMALL, *large(1, 2, 3))
-    node.tables.sync_deferred(node.cluster, node.context)
+    node.turn()
     before = node.live.save().chains
     node.live.tables["nat"] = dict.fromkeys(node.live.tables["nat"], ())
-    assert node.tables.detect_drift(scope(["nat"]))
+    assert node.tables.note_drift(scope(["nat"]))
     node.sync()
     assert {key: node.live.save().chains[key] for key in before} == before
-    assert not node.tables.deferred
+    assert not node.tables.work.turns
 
 
 def test_a_large_service_that_is_no_longer_served_does_not_wait() -> None:
     """Another Service may get its cluster IP."""
-    node = Node()
+    node = new_node()
     node.sync(*large(1, 2, 3))
-    node.tables.sync_deferred(node.cluster, node.context)
+    node.turn()
     made = node.cluster.service(Key("ns", "large"))
     assert made
     node.sync(Updated(msgspec.structs.replace(made, type="ExternalName", cluster_ips=())))
     assert node.targets() == set()
-    assert not node.tables.deferred
+    assert not node.tables.work.turns
 
 
 def test_a_failing_large_service_keeps_no_other_waiting() -> None:
-    node = Node()
+    node = new_node()
     node.sync(*SMALL)
     restore = node.live.restore
 
@@ -285,17 +267,17 @@ def test_a_failing_large_service_keeps_no_other_waiting() -> None:
     node.live.restore = fail  # type: ignore[method-assign]
     node.sync(*large(1, 2, 3, name="failing"), *large(4, 5, 6, name="other", cluster_ip="10.96.0.12"))
     with pytest.raises(SyncFailed):
-        node.tables.sync_deferred(node.cluster, node.context)
+        node.turn()
     node.sync()
-    node.tables.sync_deferred(node.cluster, node.context)
+    node.turn()
     assert "10.244.2.4:8080" in node.targets()
-    assert node.tables.deferred == 1
+    assert node.tables.work.turns == 1
 
 
 def test_a_large_service_that_fails_halfway_does_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first port uses a new endpoint chain by then, which the next full sync must not delete."""
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 7)
-    node = Node()
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 7)
+    node = new_node()
     ports = tuple(Port(name, Protocol.TCP, 80 + number) for number, name in enumerate("abc"))
     made = Updated(service("large", cluster_ip="10.96.0.11", ports=ports))
     targets = tuple(EndpointPort(port.name, Protocol.TCP, 8080 + port.port) for port in ports)
@@ -331,6 +313,7 @@ def test_a_large_service_that_fails_halfway_does_not_stop_others(monkeypatch: py
     assert outcomes == [False, True, False, True, False, False]
     assert node.targets() >= {"10.244.2.3:8160", "10.244.2.3:8162"}
     # A dead endpoint leaves the ports that can be written; the other one keeps failing, and stops nobody.
+    assert isinstance(grown.object, EndpointSlice)
     node.sync(*SMALL, Updated(msgspec.structs.replace(grown.object, endpoints=grown.object.endpoints[1:])))
     for _ in range(4):
         with contextlib.suppress(SyncFailed):
@@ -342,12 +325,12 @@ def test_a_large_service_that_fails_halfway_does_not_stop_others(monkeypatch: py
 
 def test_namespaces_with_large_services_take_turns() -> None:
     """One with many Services does not keep others waiting."""
-    node = Node()
+    node = new_node()
     for number in range(1, 6):
         addresses = [number * 10 + n for n in range(3)]
         node.sync(*large(*addresses, name=f"s{number}", namespace="many", cluster_ip=f"10.96.1.{number}"))
     node.sync(*large(1, 2, 3, name="web", namespace="one", cluster_ip="10.96.2.1"))
-    turns = [node.tables.sync_deferred(node.cluster, node.context).resolved[0].port.name for _ in range(6)]
+    turns = [node.turn().resolved[0].port.name for _ in range(6)]
     assert [(name.namespace, name.service) for name in turns] == [
         ("many", "s1"),
         ("one", "web"),
@@ -357,36 +340,36 @@ def test_namespaces_with_large_services_take_turns() -> None:
 
 def test_a_restart_keeps_a_large_service_served_whose_ports_have_changed() -> None:
     """Rules for its old port names are replaced at once, and so are those that reject its clients."""
-    node = Node()
+    node = new_node()
     node.sync(*SMALL, *large(1, 2, 3))
-    node.tables.sync_deferred(node.cluster, node.context)
+    node.turn()
     ports = (EndpointPort("new", Protocol.TCP, 8080),)
     addresses = tuple(f"10.244.2.{host}" for host in (1, 2, 3))
     node.cluster.apply(Updated(slice_of(*addresses, service="large", ports=ports)))
     made = service("large", cluster_ip="10.96.0.11", ports=(Port("new", Protocol.TCP, 80),))
     node.cluster.apply(Updated(made))
-    node.start()
+    node.restart()
     node.sync()
     assert len(node.targets()) == 4
     node.sync(Updated(msgspec.structs.replace(made, external_ips=("192.0.2.1", "192.0.2.2", "192.0.2.3"))))
     node.sync(Updated(slice_of(service="large")))
-    while node.tables.deferred:
-        node.tables.sync_deferred(node.cluster, node.context)
+    while node.tables.work.turns:
+        node.turn()
     rejecting = node.live.save().chains[skeleton.FILTER_SERVICES]
-    node.start()
+    node.restart()
     node.sync()
     assert node.live.save().chains[skeleton.FILTER_SERVICES] == rejecting != ()
 
 
 def test_a_dead_endpoint_leaves_before_the_turn_of_its_service() -> None:
     """Without a new endpoint chain; only then does the Service wait."""
-    node = Node()
+    node = new_node()
     node.sync(*SMALL, *large(1, 2, 3, 4))
     node.turn()
     assert node.sync(*large(2, 3, 4, 5)).deferred == {Key("ns", "large")}
-    assert node.tables.has_losses
+    assert node.tables.work.has_losses
     report = node.lose()
-    assert not node.tables.has_losses
+    assert not node.tables.work.has_losses
     assert (report.chains_written, report.chains_deleted) == (1, 1)
     assert node.targets() == {"10.244.1.5:8080", *(f"10.244.2.{it}:8080" for it in (2, 3, 4))}
     assert node.turn().deferred == frozenset()
@@ -395,23 +378,23 @@ def test_a_dead_endpoint_leaves_before_the_turn_of_its_service() -> None:
 
 def test_new_endpoints_alone_cause_no_sync_before_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does an endpoint that comes and goes meanwhile: a tenant could cause work without end."""
-    monkeypatch.setattr(tables, "_FEW_ENDPOINTS", 0)
-    node = Node()
+    monkeypatch.setattr(coverage, "_FEW_ENDPOINTS", 0)
+    node = new_node()
     node.sync(*large(1, 2, 3))
     node.turn()
     for hosts in ((1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 5, 6)):
         node.sync(*large(*hosts))
-        assert not node.tables.has_losses
+        assert not node.tables.work.has_losses
     node.sync(*large(2, 3))
-    assert node.tables.has_losses
+    assert node.tables.work.has_losses
     node.lose()
-    for hosts in ((1, 2, 3), (2, 3)):
-        node.sync(*large(*hosts))
-        assert not node.tables.has_losses
+    for remaining in ((1, 2, 3), (2, 3)):
+        node.sync(*large(*remaining))
+        assert not node.tables.work.has_losses
 
 
 def test_a_service_that_loses_all_endpoints_rejects_clients_until_its_turn() -> None:
-    node = Node()
+    node = new_node()
     node.sync(*large(1, 2, 3))
     node.turn()
     node.sync(*large(4, 5, 6))
@@ -425,7 +408,7 @@ def test_a_service_that_loses_all_endpoints_rejects_clients_until_its_turn() -> 
 
 def test_addresses_and_sources_of_a_waiting_service_go_at_once() -> None:
     """New ones come with them: they need no endpoint chains."""
-    node = Node()
+    node = new_node()
     made, slice_ = large(1, 2, 3, 4)
     assert isinstance(made, Updated)
     balanced = msgspec.structs.replace(
@@ -443,7 +426,7 @@ def test_addresses_and_sources_of_a_waiting_service_go_at_once() -> None:
     rules = [rule for chain in node.live.save().chains.values() for rule in chain]
     assert not any("192.0.2.2/32" in rule or "203.0.113.0/24" in rule for rule in rules)
     assert any("-s 198.51.100.0/24" in rule for rule in rules)
-    assert node.tables.deferred == 1
+    assert node.tables.work.turns == 1
 
 
 def pods(service_name: str, *hosts: int, namespace: str = "ns") -> tuple[Event, ...]:
@@ -453,7 +436,7 @@ def pods(service_name: str, *hosts: int, namespace: str = "ns") -> tuple[Event, 
 
 def test_the_services_of_a_namespace_share_what_one_sync_does() -> None:
     """The smallest Services come first, and those of another namespace beside them."""
-    node = Node()
+    node = new_node()
     node.sync()
     ours = [event for n in range(1, 5) for event in pods(f"s{n}", n)]
     others = large(5, name="web", namespace="other", cluster_ip="10.96.2.1")
@@ -466,7 +449,7 @@ def test_the_services_of_a_namespace_share_what_one_sync_does() -> None:
 
 def test_all_namespaces_share_what_one_sync_does() -> None:
     """Each gets as much, so one with few changes does not wait; the others take turns."""
-    node = Node()
+    node = new_node()
     node.sync()
     many = [event for n in range(1, 21) for event in pods(f"s{n}", n, n + 20, namespace=f"many{n % 10}")]
     victim = large(50, name="web", namespace="victim", cluster_ip="10.96.2.1")
@@ -479,26 +462,26 @@ def test_all_namespaces_share_what_one_sync_does() -> None:
 
 def test_a_turn_takes_small_services_of_several_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Honest changes all over the cluster take as many turns as in one namespace; no large Service is divided for them."""
-    node = Node()
+    node = new_node()
     node.sync()
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 0)
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 0)
     node.sync(
         *large(1, 2, 3, name="web", namespace="web", cluster_ip="10.96.2.1"),
         *(event for n in range(10, 90) for event in pods(f"s{n}", n, namespace=f"ns{n}")),
     )
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 20)
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 20)
     assert [len(node.turn().resolved) for _ in range(5)] == [20, 20, 20, 20, 1]
-    assert not node.tables.deferred
+    assert not node.tables.work.turns
 
 
 def test_a_first_sync_and_a_list_go_through_all_services() -> None:
-    node = Node()
+    node = new_node()
     node.sync(*(event for n in range(1, 5) for event in pods(f"s{n}", n)))
     assert len(node.targets()) == 4
     changed = {
         key for n in range(1, 5) for event in pods(f"s{n}", n + 9) for key in node.cluster.apply(event)
     }
-    report = node.tables.sync(node.cluster, changed, node.context, listed=True)
+    report = node.tables.sync(node.cluster, Changes(changed, listed=True), node.context)
     assert report.deferred == frozenset()
     assert node.targets() == {f"10.244.2.{n + 9}:8080" for n in range(1, 5)}
 
@@ -507,8 +490,8 @@ def test_entries_of_removed_services_go_at_once_and_their_chains_by_and_by(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A full sync after a failure finds the chains again; one that is used again is not deleted."""
-    monkeypatch.setattr(large_services, "MOST_DELETED", 3)
-    node = Node()
+    monkeypatch.setattr(coverage, "MOST_DELETED", 3)
+    node = new_node()
     events = [event for n in range(1, 5) for event in pods(f"s{n}", n, n + 9)]
     node.sync(*events)
     report = node.sync(*(Deleted(Kind.SERVICE, Key("ns", f"s{n}")) for n in range(1, 5)))
@@ -517,20 +500,20 @@ def test_entries_of_removed_services_go_at_once_and_their_chains_by_and_by(
     assert report.rules["nat"] == sum(
         len(rules) for key, rules in node.live.save().chains.items() if key.table == "nat" and is_ours(key)
     )
-    assert node.tables.detect_drift(scope(["nat"])) is None
-    node.tables.require_resync()
+    assert node.tables.note_drift(scope(["nat"])) is None
+    node.tables.work.distrust()
     assert node.sync(events[0]).chains_deleted == 3
-    assert node.tables.deferred
-    while node.tables.deferred:
+    assert node.tables.work.turns
+    while node.tables.work.turns:
         assert node.turn().chains_deleted <= 3
     assert node.targets() == {"10.244.2.1:8080", "10.244.2.10:8080"}
 
 
 def test_unused_chains_never_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenant replaces Services all the time: each sync deletes as many chains as it writes, if there are so many."""
-    monkeypatch.setattr(large_services, "MOST_DELETED", 1)
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 8)
-    node = Node()
+    monkeypatch.setattr(coverage, "MOST_DELETED", 1)
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 8)
+    node = new_node()
     before: list[Event] = []
     counts = []
     for turn in range(6):
@@ -543,11 +526,11 @@ def test_unused_chains_never_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_service_that_fails_keeps_others_of_its_turn_waiting_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They share a turn, and after a failure each has one of its own."""
-    node = Node()
+    node = new_node()
     node.sync()
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 0)
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 0)
     node.sync(*(event for n in range(1, 5) for event in pods(f"s{n}", n)))
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 4)
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 4)
     restore = node.live.restore
 
     def fail(text: str) -> None:
@@ -560,16 +543,16 @@ def test_a_service_that_fails_keeps_others_of_its_turn_waiting_once(monkeypatch:
         with contextlib.suppress(SyncFailed):
             node.turn()
     assert node.targets() == {f"10.244.2.{n}:8080" for n in (1, 3, 4)}
-    assert node.tables.deferred == 1
+    assert node.tables.work.turns == 1
 
 
 def test_ports_without_endpoints_delay_no_other_service(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Service that loses its endpoints writes few rules, however many ports are rejected beside it."""
-    node = Node()
+    node = new_node()
     ports = tuple(Port(f"p{n}", Protocol.TCP, n) for n in range(1, 1500))
     node.sync(*SMALL, Updated(service("wide", cluster_ip="10.96.0.11", ports=ports)))
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 1000)
-    while node.tables.deferred:
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 1000)
+    while node.tables.work.turns:
         node.turn()
     for endpoint_ready in (False, True):
         ready = endpoint("10.244.1.5", ready=endpoint_ready)
@@ -579,9 +562,9 @@ def test_ports_without_endpoints_delay_no_other_service(monkeypatch: pytest.Monk
 
 def test_a_waiting_service_gives_up_its_health_check_port_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The API server may give it to another Service, whose load balancer must not meet the old page."""
-    monkeypatch.setattr(tables, "_FEW_ENDPOINTS", 0)
-    node, checks = Node(), DesiredChecks()
-    local = {"type": "LoadBalancer", "external_local": True, "health_check_node_port": 30500}
+    monkeypatch.setattr(coverage, "_FEW_ENDPOINTS", 0)
+    node, checks = new_node(), DesiredChecks()
+    local: dict[str, Any] = {"type": "LoadBalancer", "external_local": True, "health_check_node_port": 30500}
     made, endpoints = large(1, 2, 3)
     assert isinstance(made, Updated)
     node.sync(Updated(msgspec.structs.replace(made.object, **local)), endpoints)
@@ -590,13 +573,13 @@ def test_a_waiting_service_gives_up_its_health_check_port_at_once(monkeypatch: p
     checks.sync_succeeded(node.sync(made, Updated(service("small", **local))))
     checks.sync_succeeded(node.lose())
     assert [*checks.checks()] == [Key("ns", "small")]
-    assert node.tables.deferred == 1
+    assert node.tables.work.turns == 1
 
 
 def test_a_large_service_is_written_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes of others come in between, also when all its ports lose an endpoint at once."""
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 7)
-    node = Node()
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 7)
+    node = new_node()
     names = "abcdef"
     ports = tuple(Port(name, Protocol.TCP, 80 + number) for number, name in enumerate(names))
     targets = tuple(EndpointPort(name, Protocol.TCP, 8080) for name in names)
@@ -615,20 +598,20 @@ def test_a_large_service_is_written_in_portions(monkeypatch: pytest.MonkeyPatch)
         return portions
 
     node.sync(*SMALL, Updated(service("wide", cluster_ip="10.96.0.11", ports=ports)), endpoints(1, 2, 3))
-    assert in_portions(node.turn, lambda: node.tables.deferred > 0, 2) == 3
+    assert in_portions(node.turn, lambda: node.tables.work.turns > 0, 2) == 3
     assert node.targets() > {f"10.244.2.{host}:8080" for host in (1, 2, 3)}
     node.sync(endpoints(2, 3, 4))
-    assert in_portions(node.lose, lambda: node.tables.has_losses, 2) == 3
+    assert in_portions(node.lose, lambda: node.tables.work.has_losses, 2) == 3
     assert "10.244.2.1:8080" not in node.targets()
     assert "10.244.2.4:8080" not in node.targets()
-    assert in_portions(node.turn, lambda: node.tables.deferred > 0, 2) == 3
+    assert in_portions(node.turn, lambda: node.tables.work.turns > 0, 2) == 3
     assert "10.244.2.4:8080" in node.targets()
 
 
 def test_the_chain_of_each_port_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one endpoint, a port takes two chains."""
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 4)
-    node = Node()
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 4)
+    node = new_node()
     names = "abcd"
     ports = tuple(Port(name, Protocol.TCP, 80 + number) for number, name in enumerate(names))
     targets = tuple(EndpointPort(name, Protocol.TCP, 8080) for name in names)
@@ -638,17 +621,17 @@ def test_the_chain_of_each_port_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         Updated(slice_of("10.244.2.1", service="wide", ports=targets)),
     )
     assert [len(node.turn().resolved) for _ in range(2)] == [2, 2]
-    assert not node.tables.deferred
+    assert not node.tables.work.turns
 
 
 def test_a_port_with_many_endpoints_is_written_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing leads to its new chains before the last one."""
-    monkeypatch.setattr(large_services, "PORT_PAIRS", 4)
-    node = Node()
+    monkeypatch.setattr(coverage, "PORT_PAIRS", 4)
+    node = new_node()
     node.sync(*SMALL, *large(*range(1, 11)))
     entries = node.live.save().chains[skeleton.NAT_SERVICES]
     written = []
-    while node.tables.deferred:
+    while node.tables.work.turns:
         assert node.live.save().chains[skeleton.NAT_SERVICES] == entries
         written.append(node.turn().chains_written)
         node.sync(*SMALL)
@@ -660,20 +643,20 @@ def test_a_port_with_many_endpoints_is_written_in_portions(monkeypatch: pytest.M
 
 def test_a_port_in_portions_waits_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chains of the portions before are still there, and a restart goes on without them being in the way."""
-    monkeypatch.setattr(large_services, "PORT_PAIRS", 4)
-    node = Node()
+    monkeypatch.setattr(coverage, "PORT_PAIRS", 4)
+    node = new_node()
     node.sync(*SMALL, *large(*range(1, 11)))
     node.turn()
-    node.tables.require_resync()
+    node.tables.work.distrust()
     node.sync()
     assert len(node.targets()) == 5
-    node.start()
+    node.restart()
     node.sync()
-    while node.tables.deferred:
+    while node.tables.work.turns:
         node.turn()
-    fresh = Node()
+    fresh = new_node()
     fresh.cluster = node.cluster
     fresh.sync()
-    while fresh.tables.deferred:
+    while fresh.tables.work.turns:
         fresh.turn()
     assert node.live.save().chains == fresh.live.save().chains

@@ -1,6 +1,6 @@
 """When to check for rules that other proxies have left."""
 
-from pykubeproxy.agent.leftovers import LeftoverSchedule
+from pykubeproxy.agent.node_rules import LeftoverSchedule
 
 
 def pauses(found: list[bool], period: float = 30.0) -> list[float]:

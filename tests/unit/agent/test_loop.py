@@ -12,10 +12,10 @@ from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import AddressesChanged, Message
 from pykubeproxy.agent.observe.observers import Observers
-from pykubeproxy.agent.observe.query import Query, list_services
-from pykubeproxy.agent.observe.status import Filter
+from pykubeproxy.agent.observe.status import LoopQuery, list_services
 from pykubeproxy.kernel import Backend, KernelError
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Listed, Node, Updated
+from pykubeproxy.pages.statusz import PageFilter
 from pykubeproxy.rules import skeleton
 from tests.fakes.loop import (
     BROKEN,
@@ -199,7 +199,7 @@ def test_a_failed_restore_is_retried_with_backoff(family: FakeFamily, clock: Clo
         (90, repair_kernel),
         *at(110, STOP),
     ]
-    family.live.save = recorded  # type: ignore[method-assign]
+    family.live.save = recorded  # type: ignore[method-assign,assignment]
     run(family, clock, *steps)
     assert attempts == [1, 11, 13, 17, 25, 41, 71, 101]
     assert any("10.244.1.6:8080" in rule for rule in family.rules(WEB))
@@ -344,7 +344,8 @@ def test_a_node_that_changes_its_first_family_is_served_on(family: FakeFamily, c
 def test_a_query_is_answered_without_a_sync(family: FakeFamily, clock: Clock) -> None:
     """It reads and writes no tables."""
     first, second = (
-        Query(lambda cluster, tables: list_services(cluster, tables, Filter()), Future()) for _ in range(2)
+        LoopQuery(lambda cluster, tables: list_services(cluster, tables, PageFilter()), Future())
+        for _ in range(2)
     )
     run(family, clock, *at(0, first), *STARTED, *at(5, second), *at(6, STOP))
     assert first.future.result(0).matching == 0
@@ -357,7 +358,8 @@ def test_a_long_sync_reports_progress(clock: Clock) -> None:
     counts = []
     for rejected in (False, True):
         family, observers = FakeFamily(), create_autospec(Observers, instance=True)
-        family.live.rejects = lambda rule, yes=rejected: yes and "ns/web" in rule and "-j DNAT" in rule
+        dnat = "-j DNAT" if rejected else "no rule"
+        family.live.rejects = lambda rule: "ns/web" in rule and dnat in rule
         objects = (Listed(Kind.SERVICE, (service(), service("b"))), LISTS[1], Listed(Kind.NODE, (HERE,)))
         run(family, clock, *at(1, *objects), *at(2, STOP), observers=observers)
         names_ = [name for name, _, _ in observers.method_calls]

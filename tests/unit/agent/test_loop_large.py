@@ -6,7 +6,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from pykubeproxy.agent.sync import large as large_services
+from pykubeproxy.agent import coverage
 from pykubeproxy.objects import EndpointPort, Kind, Listed, Protocol, Updated
 from pykubeproxy.rules.names import cluster_chain
 from pykubeproxy.rules.ruleset import ChainKey
@@ -21,18 +21,18 @@ def test_a_large_service_delays_no_small_one(
     family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is synced on its own, and then waits three times as long as that took."""
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
     synced: list[tuple[float, set[str]]] = []
     restore = family.live.restore
 
-    def slow_with_large_services(text: str) -> None:
+    def slow_with_coverage(text: str) -> None:
         names_written = set(re.findall(r"ns/(web|large):http -> ", text))
         synced.append((clock.now - 1000, names_written))
         if "large" in names_written:
             clock.now += 2.0
         restore(text)
 
-    family.live.restore = slow_with_large_services  # type: ignore[method-assign]
+    family.live.restore = slow_with_coverage  # type: ignore[method-assign]
     large = service("large", cluster_ip="10.96.0.11")
     small = [Updated(slice_of(f"10.244.1.{5 + n}")) for n in range(4)]
     changes = [Updated(slice_of(*(f"10.244.2.{k}" for k in range(3 + n)), service="large")) for n in range(9)]
@@ -49,7 +49,7 @@ def test_a_dead_endpoint_of_a_large_service_leaves_at_once(
     family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while the Service waits after a long turn, and the new endpoints wait on."""
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
     restore = family.live.restore
     seen: dict[float, set[str]] = {}
 
@@ -75,7 +75,7 @@ def test_a_change_waits_for_a_turn_or_the_next_sync_not_for_both(
     family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A turn that takes longer than the pause between syncs begins with that pause, not within it."""
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
     restore = family.live.restore
     written: dict[int, float] = {}
     turns = []
@@ -106,7 +106,7 @@ def test_a_change_waits_for_a_turn_or_the_next_sync_not_for_both(
 def test_once_syncs_large_services_too(
     family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 0)
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 0)
     code, _ = run(family, clock, *STARTED, *at(20, STOP), once=True)
     assert code == 0
     assert family.rules(WEB)
@@ -115,7 +115,7 @@ def test_once_syncs_large_services_too(
 def test_once_syncs_large_services_after_a_failing_one(
     family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 0)
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 0)
     fail_on("10.244.2.1:", family)
     services = Listed(Kind.SERVICE, (service(), service("failing", cluster_ip="10.96.0.11")))
     slices = Listed(Kind.ENDPOINT_SLICE, (slice_of("10.244.1.5"), slice_of("10.244.2.1", service="failing")))
@@ -129,7 +129,7 @@ def test_a_failing_large_service_causes_ever_fewer_syncs(
     family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After each failure, the agent goes through all Services."""
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
     failed: list[float] = []
     fail_on("10.244.1.66:", family, lambda: failed.append(clock.now - 1000))
     change = Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68"))
@@ -141,7 +141,7 @@ def test_endless_losses_keep_no_large_service_of_others_waiting(
     family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tenant's large Services leave external IPs faster than the agent removes them."""
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
     restore = family.live.restore
 
     def slow(text: str) -> None:

@@ -9,12 +9,11 @@ from unittest.mock import create_autospec
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent.family import FamilyController
+from pykubeproxy.agent import bisect, coverage, quarantine
+from pykubeproxy.agent.bisect import BisectResult
 from pykubeproxy.agent.observe.observers import Observers
-from pykubeproxy.agent.quarantine import bisect, quarantine
-from pykubeproxy.agent.quarantine.bisect import Split
-from pykubeproxy.agent.sync import large as large_services
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Work
 from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import EndpointPort, Port, Protocol, Updated
 from pykubeproxy.services.cluster import Cluster
@@ -29,13 +28,13 @@ def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(
     family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large Service keeps its rules, and its quarantine, until its turn."""
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
-    monkeypatch.setattr(FamilyController, "next_deferred", lambda _: math.inf)
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
+    monkeypatch.setattr(Work, "_turn_due", lambda _: math.inf)
     family.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
     retries: list[float] = []
     retry = family.tables.retry_quarantined
 
-    def noted(cluster: Cluster, ports: Collection[PortName]) -> Split:
+    def noted(cluster: Cluster, ports: Collection[PortName]) -> BisectResult:
         retries.append(clock.now)
         clock.now += 0.001
         return retry(cluster, ports)
@@ -61,12 +60,12 @@ def test_a_large_service_quarantined_in_its_turn_is_retried_within_an_hour(
     family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hour begins with its own sync; no other sync follows."""
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
     family.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
     retries: list[float] = []
     retry = family.tables.retry_quarantined
 
-    def noted(cluster: Cluster, ports: Collection[PortName]) -> Split:
+    def noted(cluster: Cluster, ports: Collection[PortName]) -> BisectResult:
         retries.append(clock.now)
         return retry(cluster, ports)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent.loopback import guard_loopback, route_loopback, serves_node_ports
+from pykubeproxy.agent.node_rules import guard_loopback, route_loopback, serves_node_ports
 from pykubeproxy.config import Config, load
 from pykubeproxy.kernel import Failed
 from pykubeproxy.objects import Family

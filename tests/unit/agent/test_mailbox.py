@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from random import Random
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Stop
-from pykubeproxy.agent.observe.query import Query
+from pykubeproxy.agent.observe.status import LoopQuery
 from pykubeproxy.kernel import ExternalWrite
 from pykubeproxy.objects import Deleted, EndpointSlice, Event, Family, Key, Kind, Listed, Updated
 from pykubeproxy.services.cluster import Cluster
@@ -22,7 +23,7 @@ from tests.objects import service, slice_of
 
 def test_messages_arrive_in_order_and_wake_the_loop() -> None:
     mailbox, sent = Mailbox(), [Stop(number, "") for number in range(1000)]
-    thread = threading.Thread(target=lambda: [mailbox.put(message) for message in sent])
+    thread = threading.Thread(target=lambda: deque(map(mailbox.put, sent)))
     begun = time.monotonic()
     thread.start()
     got: list[object] = []
@@ -68,7 +69,7 @@ def test_a_stop_shows_before_the_loop_takes_it() -> None:
 
 
 def test_queries_do_not_count_as_waiting() -> None:
-    mailbox, query = Mailbox(), Query(lambda *_: None, Future())
+    mailbox, query = Mailbox(), LoopQuery(lambda *_: None, Future())
     mailbox.ask(query)
     assert mailbox.waiting_since() == math.inf
     assert mailbox.take(math.inf) == [query]
@@ -126,13 +127,12 @@ def test_replaced_events_change_nothing(seed: int) -> None:
     for _ in range(60):
         addresses = [f"10.244.1.{random.randrange(9)}" for _ in range(random.randrange(3))]
         objects = [named(f"s{random.randrange(4)}", *addresses) for _ in range(random.randrange(4))]
-        event = random.choice(
-            [
-                Listed(Kind.ENDPOINT_SLICE, tuple({it.name: it for it in objects}.values())),
-                Updated(named(f"s{random.randrange(4)}", *addresses)),
-                Deleted(Kind.ENDPOINT_SLICE, Key("ns", f"s{random.randrange(4)}")),
-            ]
-        )
+        choices: list[Event] = [
+            Listed(Kind.ENDPOINT_SLICE, tuple({it.name: it for it in objects}.values())),
+            Updated(named(f"s{random.randrange(4)}", *addresses)),
+            Deleted(Kind.ENDPOINT_SLICE, Key("ns", f"s{random.randrange(4)}")),
+        ]
+        event = random.choice(choices)
         clusters[0].apply(event)
         mailbox.put(event)
     for message in mailbox.take(0):
@@ -174,7 +174,7 @@ def test_queued_events_have_bounded_entries(
     """The sender waits until the loop takes them; names of deleted objects count too. All events arrive."""
     monkeypatch.setattr("pykubeproxy.agent.mailbox._MOST_ENTRIES", 500)
     mailbox, sent = Mailbox(), [attack(number) for number in range(1200)]
-    thread = threading.Thread(target=lambda: [mailbox.put(event) for event in sent], daemon=True)
+    thread = threading.Thread(target=lambda: deque(map(mailbox.put, sent)), daemon=True)
     thread.start()
     most = 500 if isinstance(sent[0], Deleted) else 5
     eventually(lambda: len(mailbox._messages) == most)

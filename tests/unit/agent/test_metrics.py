@@ -1,17 +1,20 @@
-"""The metrics, compared with those recorded from kube-proxy."""
+"""The metrics: those recorded from kube-proxy, what events count, and the programming latency."""
 
+import pickle
 import re
 from collections import Counter
 from collections.abc import Iterable
 from fnmatch import fnmatch
 
+import msgspec
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from pykubeproxy.agent.observe.metrics import Metrics
-from pykubeproxy.objects import Deleted, Family, Key, Kind
+from pykubeproxy.agent.observe.metrics import Latencies, Metrics
+from pykubeproxy.objects import Deleted, EndpointSlice, Event, Family, Key, Kind, Listed, Node, Updated
+from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import Outage
 from pykubeproxy.sources.manifests import ManifestWatch
 from tests.docs.pages import DOCS
@@ -253,3 +256,187 @@ def test_conntrack_and_latency(metrics: Metrics) -> None:
     text = metrics.page().body.decode()
     assert 'kubeproxy_network_programming_duration_seconds_bucket{ip_family="IPv6",le="0.25"} 0.0\n' in text
     assert 'kubeproxy_network_programming_duration_seconds_bucket{ip_family="IPv6",le="0.5"} 1.0\n' in text
+
+
+A, A_SLICE = service("a"), slice_of("10.244.0.1", service="a")
+B = service("b", cluster_ips=("10.96.0.20", "fd00:96::20"))
+B_IPV4, B_IPV6 = slice_of("10.244.0.1", service="b"), slice_of("fd00:244::1", service="b")
+EXTERNAL_NAME = service("ext", type="ExternalName", cluster_ips=())
+FQDN = msgspec.structs.replace(B_IPV4, name="fqdn", family=None)
+HEADLESS = msgspec.structs.replace(B_IPV4, name="headless", headless=True)
+LOCAL = service("a", internal_local=True)
+
+# Events with what they add to the changes of Services and of endpoints, for both families and for IPv4 alone.
+SEQUENCE: list[tuple[str, Event, tuple[int, int], tuple[int, int]]] = [
+    ("an IPv4 Service", Updated(A), (2, 0), (1, 0)),
+    ("its slice", Updated(A_SLICE), (0, 1), (0, 1)),
+    ("an annotation of the Service", Updated(A), (2, 0), (1, 0)),
+    ("an annotation of the slice", Updated(A_SLICE), (0, 1), (0, 1)),
+    ("a dual-stack Service", Updated(B), (2, 0), (1, 0)),
+    ("its IPv4 slice", Updated(B_IPV4), (0, 1), (0, 1)),
+    ("its IPv6 slice", Updated(B_IPV6), (0, 1), (0, 0)),
+    ("a slice of names", Updated(FQDN), (0, 0), (0, 0)),
+    ("a slice of no Service", Updated(slice_of("10.244.0.9", service="")), (0, 0), (0, 0)),
+    ("a headless slice", Updated(HEADLESS), (0, 0), (0, 0)),
+    ("an ExternalName", Updated(EXTERNAL_NAME), (2, 0), (1, 0)),
+    ("a slice of an unknown Service", Updated(slice_of("10.244.0.3", service="c")), (0, 1), (0, 1)),
+    ("a changed policy", Updated(LOCAL), (2, 0), (1, 0)),
+    ("a node", Updated(Node("node1")), (0, 0), (0, 0)),
+    ("the same lists again", Listed(Kind.SERVICE, (LOCAL, B, EXTERNAL_NAME)), (0, 0), (0, 0)),
+    ("a list without two slices", Listed(Kind.ENDPOINT_SLICE, (A_SLICE, B_IPV4)), (0, 2), (0, 1)),
+    ("a list without Services", Listed(Kind.SERVICE, (B,)), (4, 0), (2, 0)),
+    ("a deleted slice", Deleted(Kind.ENDPOINT_SLICE, B_IPV4.key), (0, 1), (0, 1)),
+    ("a deleted Service", Deleted(Kind.SERVICE, B.key), (2, 0), (1, 0)),
+]
+
+
+@pytest.mark.parametrize("families", [tuple(Family), (Family.IPV4,)], ids=["both", "IPv4"])
+def test_events_count_as_in_kube_proxy(families: tuple[Family, ...]) -> None:
+    """Every family counts each event about a Service, its own family each event about an EndpointSlice."""
+    cluster, metrics, before = Cluster(), Metrics(families=families), (0.0, 0.0)
+    for name, event, both, ipv4 in SEQUENCE:
+        metrics.event_applied(event, cluster.apply(event))
+        now = total(metrics, "service"), total(metrics, "endpoint")
+        added = now[0] - before[0], now[1] - before[1]
+        assert (name, added) == (name, both if len(families) == 2 else ipv4)
+        before = now
+
+
+def test_the_first_lists_count() -> None:
+    """Each object of them is one that was added."""
+    cluster, metrics = Cluster(), Metrics()
+    slices = A_SLICE, B_IPV4, B_IPV6, FQDN
+    for event in (Listed(Kind.SERVICE, (A, B, EXTERNAL_NAME)), Listed(Kind.ENDPOINT_SLICE, slices)):
+        metrics.event_applied(event, cluster.apply(event))
+    assert (total(metrics, "service"), total(metrics, "endpoint")) == (6, 3)
+    assert metrics.pending() == (2, 2)
+
+
+@pytest.mark.parametrize("event", [Updated(EXTERNAL_NAME), Updated(FQDN), Updated(HEADLESS), Updated(B_IPV6)])
+def test_nothing_waits_for_a_sync_that_will_not_come(event: Event) -> None:
+    """Objects without rules, or only with rules of a family that is not served."""
+    cluster, metrics = Cluster(), Metrics(families=(Family.IPV4,))
+    metrics.event_applied(event, cluster.apply(event))
+    assert metrics.pending() == (0, 0)
+
+
+def test_changes_of_slices_wait_one_by_one() -> None:
+    """Two slices of a Service, one of them changed twice."""
+    cluster, metrics = Cluster(), Metrics()
+    for slice_ in (B_IPV4, B_IPV6, slice_of("10.244.0.2", service="b")):
+        metrics.event_applied(Updated(slice_), cluster.apply(Updated(slice_)))
+    pending = "kubeproxy_sync_proxy_rules_endpoint_changes_pending"
+    assert metrics.registry.get_sample_value(pending) == 3
+    assert metrics.pending() == (0, 1)
+    metrics.changes_synced()
+    assert metrics.registry.get_sample_value(pending) == 0
+
+
+def total(metrics: Metrics, what: str) -> float:
+    value = metrics.registry.get_sample_value(f"kubeproxy_sync_proxy_rules_{what}_changes_total")
+    assert value is not None
+    return value
+
+
+STARTED = 1000.0
+
+
+def slice_at(
+    at: float | None, name: str = "web-1", address: str = "10.1.0.1", **fields: object
+) -> EndpointSlice:
+    """Return a slice with this trigger time."""
+    return slice_of(address, name=name, trigger_time=at, **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def latencies() -> Latencies:
+    return Latencies(STARTED, Family)
+
+
+def test_each_change_counts_once(latencies: Latencies) -> None:
+    """Several changes of a slice before a sync are several samples."""
+    for trigger in (1001.0, 1002.5, 1002.5):
+        latencies.event_applied(Updated(slice_at(trigger)))
+    assert latencies.sync_succeeded(V4, 1003.0) == [2.0, 0.5]
+    assert latencies.sync_succeeded(V4, 1004.0) == []
+    # The same time again, as after a relist or a change of something else.
+    latencies.event_applied(Updated(slice_at(1002.5)))
+    latencies.event_applied(Listed(Kind.ENDPOINT_SLICE, (slice_at(1002.5),)))
+    assert latencies.sync_succeeded(V4, 1005.0) == []
+
+
+def test_the_oldest_of_replaced_events_counts(latencies: Latencies) -> None:
+    """If it is new; the last one counts as seen."""
+    latencies.event_applied(Updated(slice_at(1003.0), replaced=1001.0))
+    latencies.event_applied(Updated(slice_at(1003.0), replaced=1003.0))
+    assert latencies.sync_succeeded(V4, 1005.0) == [4.0]
+    latencies.event_applied(Updated(slice_at(1004.0), replaced=1003.0))
+    latencies.event_applied(Updated(slice_at(None), replaced=1004.5))
+    latencies.event_applied(Updated(slice_at(1004.75), replaced=STARTED - 1))
+    assert latencies.sync_succeeded(V4, 1005.0) == [1.0, 0.5, 0.25]
+
+
+def test_changes_before_the_start_do_not_count(latencies: Latencies) -> None:
+    """The first list contains changes that another process may have applied."""
+    slices = (slice_at(999.0), slice_at(1000.0, "web-2"), slice_at(None, "web-3"), slice_at(1001.0, "web-4"))
+    latencies.event_applied(Listed(Kind.ENDPOINT_SLICE, slices))
+    assert latencies.sync_succeeded(V4, 1002.0) == [1.0]
+
+
+def test_families_are_measured_separately(latencies: Latencies) -> None:
+    """A change counts when the family of its slice is synced."""
+    latencies.event_applied(Updated(slice_at(1001.0)))
+    latencies.event_applied(Updated(slice_at(1002.0, "web-6", "fd00::1")))
+    assert latencies.sync_succeeded(V4, 1005.0) == [4.0]
+    assert latencies.sync_succeeded(V6, 1006.0) == [4.0]
+
+
+def test_unserved_families_use_no_memory() -> None:
+    """On a node without IPv6 in a dual-stack cluster, they would add up."""
+    latencies = Latencies(STARTED, [V4])
+    kept = pickle.dumps(latencies)
+    for second in range(10):
+        latencies.event_applied(Updated(slice_at(1001.0 + second, "web-6", "fd00::1")))
+    assert pickle.dumps(latencies) == kept
+    latencies.event_applied(Updated(slice_at(1001.0)))
+    assert latencies.sync_succeeded(V4, 1005.0) == [4.0]
+
+
+def test_deleted_slices_do_not_count(latencies: Latencies) -> None:
+    """Their trigger time is that of the last change; a slice missing from a list counts as deleted."""
+    gone = slice_at(1001.0)
+    latencies.event_applied(Updated(gone))
+    latencies.event_applied(Deleted(Kind.ENDPOINT_SLICE, gone.key))
+    assert latencies.sync_succeeded(V4, 1005.0) == []
+    latencies.event_applied(Updated(gone))
+    latencies.event_applied(Listed(Kind.ENDPOINT_SLICE, ()))
+    assert latencies.sync_succeeded(V4, 1005.0) == []
+
+
+def test_only_slices_that_lead_to_rules_count(latencies: Latencies) -> None:
+    """A clock set back gives no negative latency."""
+    latencies.event_applied(Updated(service()))
+    latencies.event_applied(Listed(Kind.SERVICE, (service(),)))
+    latencies.event_applied(Deleted(Kind.SERVICE, Key("ns", "web")))
+    latencies.event_applied(Updated(slice_at(1001.0, headless=True)))
+    assert latencies.sync_succeeded(V4, 1005.0) == []
+    latencies.event_applied(Updated(slice_at(1010.0)))
+    assert latencies.sync_succeeded(V4, 1005.0) == [0.0]
+
+
+@pytest.mark.parametrize("fields", [{"service": ""}, {"headless": True}])
+def test_slices_that_cause_no_sync_do_not_count(latencies: Latencies, fields: dict[str, object]) -> None:
+    """Otherwise a later sync would report how long nothing had to be done."""
+    latencies.event_applied(Updated(slice_at(1001.0, **fields)))  # type: ignore[arg-type]
+    assert latencies.sync_succeeded(V4, 5000.0) == []
+
+
+def test_changes_of_a_deferred_service_count_once_they_are_applied(latencies: Latencies) -> None:
+    """Those of others count at once; further changes until then are samples of their own."""
+    web, other = Key("ns", "web"), slice_at(1001.0, "other-1", service="other")
+    latencies.event_applied(Updated(slice_at(1001.0)))
+    latencies.event_applied(Updated(other))
+    assert latencies.sync_succeeded(V4, 1002.0, {web}) == [1.0]
+    latencies.event_applied(Updated(slice_at(1003.0)))
+    assert latencies.sync_succeeded(V4, 1004.0, {web}) == []
+    assert latencies.sync_succeeded(V4, 1006.0) == [5.0, 3.0]

@@ -1,16 +1,19 @@
-"""Loop events, and their effects on the health, metrics and health check ports."""
+"""Loop events, and their effects on health, metrics, health check ports and listeners."""
 
 import socket
 import time
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from pykubeproxy import http
 from pykubeproxy.agent import BindFailed
 from pykubeproxy.agent.observe import listeners
+from pykubeproxy.agent.observe.listeners import Listeners
 from pykubeproxy.agent.observe.observers import Observers
-from pykubeproxy.config import load
+from pykubeproxy.config import ListenAddress, load
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed, Node, Updated
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.follower import eventually
@@ -310,3 +313,44 @@ def test_an_object_that_is_too_large_is_an_event(make: Callable[..., Agent]) -> 
     (event,) = agent.notes.events
     assert (event.kind, event.regarding, event.reason) == ("EndpointSlice", key, "ObjectSkipped")
     assert event.note == f"node {HERE} skips EndpointSlice ns/web-abc: it has more than 16 MiB"
+
+
+CONFIG = load(None, {}).config
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("0.0.0.0", [""]),
+        ("::", [""]),
+        ("192.0.2.1", ["192.0.2.1", "127.0.0.1"]),
+        ("fd00::1", ["fd00::1", "127.0.0.1"]),
+        ("::1", ["::1", "127.0.0.1"]),
+        ("127.0.0.1", ["127.0.0.1"]),
+        ("127.0.0.2", ["127.0.0.2", "127.0.0.1"]),
+    ],
+)
+@pytest.mark.parametrize("name", ["health", "metrics"])
+def test_each_page_is_served_on_127_0_0_1_too(
+    name: str, host: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet's probes go there, on IPv6-only nodes too; an empty host means all addresses of both families."""
+    opened: list[tuple[str, int, bytes]] = []
+
+    class Server:
+        def __init__(self, name: str) -> None:
+            pass
+
+        def listen(self, host: str, port: int, page: http.Handler) -> None:
+            opened.append((host, port, page(http.Request("/")).body))
+
+    monkeypatch.setattr(listeners, "Server", Server)
+    addresses = {
+        "health_address": None,
+        "metrics_address": None,
+        f"{name}_address": ListenAddress(host, 10000),
+    }
+    config = msgspec.structs.replace(CONFIG, **addresses)
+    pages = {it: lambda _, it=it: http.Response(it.encode()) for it in ("health", "metrics")}
+    Listeners(hard_fail=True).open(config, pages["health"], pages["metrics"])
+    assert opened == [(it, 10000, name.encode()) for it in expected]

@@ -6,18 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.sync import large, tables
-from pykubeproxy.agent.sync.tables import FamilyTables
-from pykubeproxy.agent.sync.write import SyncFailed
-from pykubeproxy.kernel import Backend, Failed, KernelError
+from pykubeproxy.agent import coverage
+from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import Deleted, EndpointPort, Event, Key, Kind, Port, Protocol, Updated
-from pykubeproxy.rules import balancing, skeleton
+from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.digests import comparable
 from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.services.cluster import Cluster
+from tests.fakes.iptables import FakeIptables
+from tests.fakes.synced import SyncedFamily
 from tests.objects import service, slice_of
 from tests.packet_model import Packet, Walker
-from tests.unit.rules.test_partial_syncs import context, empty_tables
+from tests.unit.rules.test_partial_syncs import context
 
 CONTEXT = context((), False, "auto")
 ADDRESS, EXTERNAL = "10.96.1.1", "192.0.2.1"
@@ -29,82 +28,23 @@ LASTING, HOST = ("a", "b"), "10.244.2.1"
 @pytest.fixture(autouse=True, scope="module")
 def low_thresholds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large, "LARGE_PAIRS", 3)
-        patch.setattr(large, "LEGACY_FACTOR", 1)
-        patch.setattr(large, "PORT_PAIRS", 2)
-        patch.setattr(large, "MOST_DELETED", 3)
-        patch.setattr(tables, "_FEW_ENDPOINTS", 0)
-        patch.setattr(balancing, "GROUPS_ABOVE", 3)
+        patch.setattr(coverage, "LARGE_PAIRS", 3)
+        patch.setattr(coverage, "LEGACY_FACTOR", 1)
+        patch.setattr(coverage, "PORT_PAIRS", 2)
+        patch.setattr(coverage, "MOST_DELETED", 3)
+        patch.setattr(coverage, "_FEW_ENDPOINTS", 0)
+        patch.setattr("pykubeproxy.rules.service.GROUPS_ABOVE", 3)
         yield
 
 
-class Node:
-    """A large Service, and the tables of one family: `_judge` runs after each block."""
+class Judge:
+    """After each block, a port that was served is served by the endpoint that it kept, and its packets go nowhere else."""
 
-    def __init__(self, backend: Backend, chains_per_block: int | None) -> None:
-        self.live, self.cluster = empty_tables(backend), Cluster()
-        self._chains_per_block = chains_per_block
+    def __init__(self) -> None:
         self.served: set[str] = set()
-        self._blocks = 1000
-        self._restore = self.live.restore
-        self.live.restore = self._write  # type: ignore[method-assign]
-        self.changed: set[Key] = set()
-        self.restart()
 
-    def restart(self) -> None:
-        self.tables = FamilyTables(self.live, self._chains_per_block)
-        self.sync()
-
-    def apply(self, events: list[Event]) -> None:
-        self.changed |= {key for event in events for key in self.cluster.apply(event)}
-
-    def sync(self) -> None:
-        changed, self.changed = self.changed, set()
-        self._attempt(lambda: self.tables.sync(self.cluster, changed, CONTEXT))
-        if self.tables.has_losses:
-            self._attempt(lambda: self.tables.sync_losses(self.cluster, CONTEXT))
-
-    def lose(self) -> None:
-        if self.tables.has_losses:
-            self._attempt(lambda: self.tables.sync_losses(self.cluster, CONTEXT))
-
-    def turn(self) -> None:
-        if self.tables.deferred:
-            self._attempt(lambda: self.tables.sync_deferred(self.cluster, CONTEXT))
-
-    def fail_after(self, blocks: int, work: Callable[["Node"], object]) -> None:
-        self._blocks = blocks
-        work(self)
-        self._blocks = 1000
-
-    def finish(self) -> None:
-        self.sync()
-        for _ in range(200):
-            self.lose()
-            self.turn()
-        assert not self.tables.deferred
-
-    def rules(self) -> dict[ChainKey, tuple[str, ...]]:
-        """Return all rules, without the comments that do not count."""
-        return {key: comparable(key, rules) for key, rules in self.live.save().chains.items()}
-
-    def _attempt(self, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except (KernelError, SyncFailed):
-            self.tables.require_resync()
-
-    def _write(self, text: str) -> None:
-        for block in filter(None, text.split("COMMIT\n")):
-            if not self._blocks:
-                raise Failed("iptables-restore", 1, "out of memory")
-            self._blocks -= 1
-            self._restore(f"{block}COMMIT\n")
-            self._judge()
-
-    def _judge(self) -> None:
-        """A port that was served is served by the endpoint that it kept, and its packets go nowhere else."""
-        live = self.live.save()
+    def __call__(self, tables: FakeIptables) -> None:
+        live = tables.save()
         walker = Walker(live)
         if skeleton.NAT_SERVICES not in live.chains:
             return
@@ -119,6 +59,16 @@ class Node:
                 assert not rejected
                 assert f"to {HOST}:8080" in verdicts
                 assert all(it.startswith("to 10.244.2.") for it in verdicts)
+
+
+def rules(node: SyncedFamily) -> dict[ChainKey, tuple[str, ...]]:
+    """Return all rules, without the comments that do not count."""
+    return {key: comparable(key, found) for key, found in node.chains().items()}
+
+
+def restart(node: SyncedFamily) -> None:
+    node.restart()
+    node.round()
 
 
 @st.composite
@@ -140,11 +90,13 @@ def changes(draw: st.DrawFn) -> list[Event]:
     )
 
 
-WORK = st.sampled_from([Node.sync, Node.turn, Node.turn, Node.lose])
+WORK = st.sampled_from(
+    [SyncedFamily.round, SyncedFamily.turn_if_due, SyncedFamily.turn_if_due, SyncedFamily.lose_if_due]
+)
 STEPS = st.one_of(
-    st.builds(lambda it: lambda node: (node.apply(it), node.sync()), changes()),
+    st.builds(lambda it: lambda node: node.round(*it), changes()),
     st.builds(lambda n, work: lambda node: node.fail_after(n, work), st.integers(0, 9), WORK),
-    st.sampled_from([Node.turn, Node.turn, Node.turn, Node.lose, Node.sync, Node.restart]),
+    st.one_of(WORK, st.just(SyncedFamily.turn_if_due), st.just(restart)),
 )
 
 
@@ -156,20 +108,26 @@ STEPS = st.one_of(
     chains_per_block=st.sampled_from([None, 1, 3, 200]),
 )
 def test_a_service_in_portions_serves_the_endpoints_that_it_keeps(
-    first: list[Event], steps: list[Callable[[Node], object]], backend: Backend, chains_per_block: int | None
+    first: list[Event],
+    steps: list[Callable[[SyncedFamily], object]],
+    backend: Backend,
+    chains_per_block: int | None,
 ) -> None:
-    node = Node(backend, chains_per_block)
-    node.apply(first)
-    node.finish()
+    judge = Judge()
+    node = SyncedFamily(
+        context=CONTEXT, backend=backend, chains_per_block=chains_per_block, after_block=judge
+    )
+    node.write_block_by_block()
+    node.round()
+    node.round(*first)
+    node.settle(200)
     for step in steps:
         step(node)
-    node.finish()
-    fresh = Node(backend, None)
-    fresh.cluster = node.cluster
-    fresh.restart()
-    fresh.finish()
-    assert node.rules() == fresh.rules()
-    node.served.clear()
-    node.apply([Deleted(Kind.SERVICE, Key("ns", "wide"))])
-    node.finish()
+    node.settle(200)
+    fresh = node.fresh()
+    fresh.settle(200)
+    assert rules(node) == rules(fresh)
+    judge.served.clear()
+    node.apply(Deleted(Kind.SERVICE, Key("ns", "wide")))
+    node.settle(200)
     assert not node.tables.services()

@@ -9,50 +9,34 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent.drift.schedule import DriftScope
-from pykubeproxy.agent.quarantine import bisect, quarantine
-from pykubeproxy.agent.sync.report import SyncReport
-from pykubeproxy.agent.sync.tables import FamilyTables, SyncFailed
-from pykubeproxy.config import load
+from pykubeproxy.agent import bisect, quarantine
+from pykubeproxy.agent.drift import DriftScope
+from pykubeproxy.agent.report import SyncReport
+from pykubeproxy.agent.tables import SyncFailed
 from pykubeproxy.kernel import Backend, Failed, Rejected
 from pykubeproxy.kernel.errors import LockHeld, TimedOut
-from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
+from pykubeproxy.objects import Deleted, Event, Key, Kind, Updated
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, rule_context
-from pykubeproxy.services.cluster import Cluster
 from tests.fakes.iptables import FakeIptables
+from tests.fakes.synced import SyncedFamily
 from tests.objects import service, slice_of
-from tests.reports import HERE
 
 BAD = ("10.244.0.1:", "10.244.0.3:")
 
 
-class SyncedTables:
-    """A cluster whose services have a number in their name, address and endpoint."""
+def refused(synced: SyncedFamily) -> int:
+    return sum("REJECT" in rule for rule in synced.chains()[skeleton.FILTER_SERVICES])
 
-    def __init__(self, backend: Backend) -> None:
-        self.cluster = Cluster()
-        self.live = FakeIptables(backend)
-        self.live.rejects = lambda rule: any(f"--to-destination {bad}" in rule for bad in BAD)
-        self.chains_per_block = 200 if backend is Backend.NFT else None
-        self.tables = FamilyTables(self.live, self.chains_per_block)
 
-    def sync(self, *events: Event) -> SyncReport:
-        touched = {key for event in events for key in self.cluster.apply(event)}
-        rules_context = rule_context(
-            load(None, {}).config, HERE, None, KernelFacts(nfacct=False), Family.IPV4
-        )
-        due = [it.port_name for it in self.tables.quarantined() if it.port_name.service_key in touched]
-        report = self.tables.sync(self.cluster, touched, rules_context)
-        if self.tables.retry_quarantined(self.cluster, due).accepted:
-            return self.tables.sync(self.cluster, (), rules_context)
-        return report
-
-    def refused(self) -> int:
-        return sum("REJECT" in rule for rule in self.live.save().chains[skeleton.FILTER_SERVICES])
+def family(backend: Backend) -> SyncedFamily:
+    """Return empty tables in which iptables rejects two endpoints."""
+    made = SyncedFamily(backend=backend)
+    made.live.rejects = lambda rule: any(f"--to-destination {bad}" in rule for bad in BAD)
+    return made
 
 
 def numbered(*numbers: int) -> list[Event]:
+    """Return services with a number in their name, address and endpoint."""
     return [
         event
         for number in numbers
@@ -64,8 +48,8 @@ def numbered(*numbers: int) -> list[Event]:
 
 
 @pytest.fixture(params=[Backend.NFT, Backend.LEGACY], ids=lambda backend: backend.value)
-def synced(request: pytest.FixtureRequest) -> SyncedTables:
-    return SyncedTables(request.param)
+def synced(request: pytest.FixtureRequest) -> SyncedFamily:
+    return family(request.param)
 
 
 @pytest.fixture
@@ -78,22 +62,22 @@ def quarantined(report: SyncReport) -> list[str]:
     return [it.name for it in report.quarantined]
 
 
-def test_two_rejected_services_among_two_thousand_are_found(synced: SyncedTables) -> None:
+def test_two_rejected_services_among_two_thousand_are_found(synced: SyncedFamily) -> None:
     """The number of restores grows with the logarithm of the number of services."""
-    report = synced.sync(*numbered(*range(1, 2001)))
+    report = synced.sync_and_retry(*numbered(*range(1, 2001)))
     assert quarantined(report) == ["svc1", "svc3"]
-    assert (report.services, synced.refused()) == (2000, 2)
+    assert (report.services, refused(synced)) == (2000, 2)
     assert len(synced.live.texts) < 70
 
 
-def test_services_with_an_unsupported_feature_are_found_by_samples(synced: SyncedTables) -> None:
+def test_services_with_an_unsupported_feature_are_found_by_samples(synced: SyncedFamily) -> None:
     """Samples of each kind are tried first; other services are not written one by one."""
     synced.live.rejects = lambda rule: "-m recent" in rule
     sticky = [
         Updated(service(f"svc{number}", cluster_ip=f"10.96.0.{number}", affinity_seconds=600))
         for number in range(1, 200, 2)
     ]
-    report = synced.sync(*numbered(*range(1, 2001)), *sticky)
+    report = synced.sync_and_retry(*numbered(*range(1, 2001)), *sticky)
     assert set(quarantined(report)) == {f"svc{number}" for number in range(1, 200, 2)}
     assert all(it.reason for it in report.quarantined)
     assert len(synced.live.texts) < 50
@@ -105,45 +89,47 @@ def test_services_with_an_unsupported_feature_are_found_by_samples(synced: Synce
     assert sum(map(len, synced.live.texts)) < 2.5 * len(synced.live.texts[0])
 
 
-def test_a_change_of_a_quarantined_service_writes_no_other_rules(synced: SyncedTables) -> None:
+def test_a_change_of_a_quarantined_service_writes_no_other_rules(synced: SyncedFamily) -> None:
     """The change needs no full sync."""
-    synced.sync(*numbered(1, 2))
+    synced.sync_and_retry(*numbered(1, 2))
     synced.live.texts.clear()
     saves = synced.live.saves
-    report = synced.sync(Updated(slice_of("10.244.0.1", "10.244.0.9", service="svc1")))
+    report = synced.sync_and_retry(Updated(slice_of("10.244.0.1", "10.244.0.9", service="svc1")))
     assert (quarantined(report), report.full, synced.live.saves) == (["svc1"], False, saves)
     assert not any("svc2" in text for text in synced.live.texts)
 
 
-def test_a_change_of_another_service_does_not_retry_a_quarantined_one(synced: SyncedTables) -> None:
+def test_a_change_of_another_service_does_not_retry_a_quarantined_one(synced: SyncedFamily) -> None:
     """No rule of the quarantined service is written."""
-    synced.sync(*numbered(1, 2))
+    synced.sync_and_retry(*numbered(1, 2))
     synced.live.texts.clear()
-    assert quarantined(synced.sync(*numbered(5))) == ["svc1"]
+    assert quarantined(synced.sync_and_retry(*numbered(5))) == ["svc1"]
     assert len(synced.live.texts) == 1
     assert "svc1:" not in "".join(line for line in synced.live.texts[0].split("\n") if "KUBE-SVC" in line)
 
 
-def test_a_retry_keeps_the_start_of_the_quarantine(synced: SyncedTables) -> None:
+def test_a_retry_keeps_the_start_of_the_quarantine(synced: SyncedFamily) -> None:
     """A failed retry updates the reason only."""
-    (first,) = synced.sync(*numbered(1)).quarantined
-    (second,) = synced.sync(Updated(slice_of("10.244.0.1", "10.244.0.3", service="svc1"))).quarantined
+    (first,) = synced.sync_and_retry(*numbered(1)).quarantined
+    (second,) = synced.sync_and_retry(
+        Updated(slice_of("10.244.0.1", "10.244.0.3", service="svc1"))
+    ).quarantined
     assert second.since == first.since
     assert second.reason
 
 
-def test_a_fault_of_the_node_quarantines_no_service(synced: SyncedTables) -> None:
+def test_a_fault_of_the_node_quarantines_no_service(synced: SyncedFamily) -> None:
     """If even a plain service is rejected, the sync fails and the next one is full."""
     synced.live.rejects = lambda rule: "-j DNAT" in rule
     with pytest.raises(SyncFailed, match="rejected"):
-        synced.sync(*numbered(1, 2))
+        synced.sync_and_retry(*numbered(1, 2))
     synced.live.rejects = lambda rule: False
-    report = synced.sync()
+    report = synced.sync_and_retry()
     assert (report.quarantined, report.full) == ((), True)
-    assert synced.refused() == 0
+    assert refused(synced) == 0
 
 
-def test_a_fault_of_the_node_during_bisection_fails_the_sync(synced: SyncedTables) -> None:
+def test_a_fault_of_the_node_during_bisection_fails_the_sync(synced: SyncedFamily) -> None:
     """A plain service is tried at the end, too."""
     refuses = synced.live.rejects
 
@@ -154,9 +140,9 @@ def test_a_fault_of_the_node_during_bisection_fails_the_sync(synced: SyncedTable
 
     synced.live.rejects = break_node
     with pytest.raises(SyncFailed):
-        synced.sync(*numbered(*range(1, 9)))
+        synced.sync_and_retry(*numbered(*range(1, 9)))
     synced.live.rejects = refuses
-    assert quarantined(synced.sync()) == ["svc1", "svc3"]
+    assert quarantined(synced.sync_and_retry()) == ["svc1", "svc3"]
 
 
 @pytest.mark.parametrize(
@@ -168,17 +154,17 @@ def test_a_fault_of_the_node_during_bisection_fails_the_sync(synced: SyncedTable
         Rejected(4, "COMMIT", "Memory allocation problem", 1),
     ],
 )
-def test_other_errors_start_no_bisection(synced: SyncedTables, error: Exception) -> None:
+def test_other_errors_start_no_bisection(synced: SyncedFamily, error: Exception) -> None:
     """There is one restore, and the error is returned unchanged."""
     synced.live.failure = error  # type: ignore[assignment]
     synced.live.save = FakeIptables().save  # type: ignore[method-assign]
     with pytest.raises(SyncFailed) as caught:
-        synced.sync(*numbered(1, 2))
+        synced.sync_and_retry(*numbered(1, 2))
     assert caught.value.error is error
     assert len(synced.live.texts) == 1
 
 
-def slow_iptables(synced: SyncedTables, monkeypatch: pytest.MonkeyPatch, seconds: float) -> SimpleNamespace:
+def slow_iptables(synced: SyncedFamily, monkeypatch: pytest.MonkeyPatch, seconds: float) -> SimpleNamespace:
     """Let each restore take so many seconds of the returned clock."""
     restore, clock = synced.live.restore, SimpleNamespace(now=0.0)
 
@@ -198,12 +184,12 @@ REJECTED_SIX = re.compile(r"--to-destination 10\.244\.(?:0\.(?:7|130|131)|1\.194
 
 
 def test_others_are_served_within_a_minute_however_slow_the_search(
-    synced: SyncedTables, monkeypatch: pytest.MonkeyPatch
+    synced: SyncedFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ports that no try has decided about are rejected, not left open; retries decide about them."""
     clock = slow_iptables(synced, monkeypatch, 1.2)
     synced.live.rejects = lambda rule: bool(REJECTED_SIX.search(rule))
-    report = synced.sync(*numbered(*range(1, 1001)))
+    report = synced.sync_and_retry(*numbered(*range(1, 1001)))
     assert clock.now < 60
     waiting = set(quarantined(report))
     assert waiting >= SIX_BAD
@@ -211,7 +197,7 @@ def test_others_are_served_within_a_minute_however_slow_the_search(
     assert all(it.rejects_clients for it in report.quarantined)
     nat = (rule for rules in synced.live.tables["nat"].values() for rule in rules)
     served = sum(' cluster IP" ' in rule and "-j KUBE-SVC-" in rule for rule in nat)
-    assert (served, synced.refused()) == (1000 - len(waiting), len(waiting))
+    assert (served, refused(synced)) == (1000 - len(waiting), len(waiting))
     rounds = 0
     while untried := synced.tables.quarantine.untried():
         begun, rounds = clock.now, rounds + 1
@@ -219,13 +205,13 @@ def test_others_are_served_within_a_minute_however_slow_the_search(
         # The tries of one Service may have several blocks; one more restore empties the canary chains.
         assert clock.now - begun <= quarantine.RETRY_SECONDS + 2 * 1.2
         if split.accepted:
-            report = synced.sync()
+            report = synced.sync_and_retry()
         assert rounds < 100
     assert set(quarantined(report)) <= waiting
     assert {it.name for it in synced.tables.quarantined()} == SIX_BAD
 
 
-def test_a_search_that_fails_keeps_what_it_found(synced: SyncedTables) -> None:
+def test_a_search_that_fails_keeps_what_it_found(synced: SyncedFamily) -> None:
     """The next one needs fewer tries than one that begins anew."""
     synced.live.rejects = lambda rule: bool(REJECTED_SIX.search(rule))
     restore, tries, last = synced.live.restore, 0, 1000
@@ -238,19 +224,19 @@ def test_a_search_that_fails_keeps_what_it_found(synced: SyncedTables) -> None:
         restore(text)
 
     synced.live.restore = fail_at_last  # type: ignore[method-assign]
-    synced.sync(*numbered(*range(1, 1001)))
+    synced.sync_and_retry(*numbered(*range(1, 1001)))
     needed, tries = tries, 0
-    synced.tables = FamilyTables(synced.live, synced.chains_per_block)
+    synced.restart()
     synced.live.tables.clear()
     last = needed * 3 // 4
     with pytest.raises(SyncFailed, match="killed"):
-        synced.sync()
+        synced.sync_and_retry()
     last, tries = 1000, 0
-    assert set(quarantined(synced.sync())) == SIX_BAD
+    assert set(quarantined(synced.sync_and_retry())) == SIX_BAD
     assert tries < needed * 3 / 4
 
 
-def test_a_search_that_failed_is_forgotten_once_its_services_are_served(synced: SyncedTables) -> None:
+def test_a_search_that_failed_is_forgotten_once_its_services_are_served(synced: SyncedFamily) -> None:
     """A later search begins with samples, as if it were the first."""
     synced.live.rejects = lambda rule: bool(REJECTED_SIX.search(rule))
     restore = synced.live.restore
@@ -262,23 +248,23 @@ def test_a_search_that_failed_is_forgotten_once_its_services_are_served(synced: 
 
     synced.live.restore = fail_at_last  # type: ignore[method-assign]
     with pytest.raises(SyncFailed, match="killed"):
-        synced.sync(*numbered(*range(1, 1001)))
+        synced.sync_and_retry(*numbered(*range(1, 1001)))
     synced.live.restore = restore  # type: ignore[method-assign]
     synced.live.rejects = lambda rule: "-m recent" in rule
-    assert not quarantined(synced.sync())
+    assert not quarantined(synced.sync_and_retry())
     sticky = [
         Updated(service(f"svc{number}", cluster_ip=f"10.96.0.{number}", affinity_seconds=600))
         for number in range(1, 200, 2)
     ]
-    synced.tables.require_resync()
+    synced.tables.work.distrust()
     synced.live.texts.clear()
-    assert len(quarantined(synced.sync(*sticky))) == 100
+    assert len(quarantined(synced.sync_and_retry(*sticky))) == 100
     assert len(synced.live.texts) < 50
 
 
-def test_a_retry_that_fails_at_its_end_releases_no_service(synced: SyncedTables) -> None:
+def test_a_retry_that_fails_at_its_end_releases_no_service(synced: SyncedFamily) -> None:
     """It does not write the rules of accepted Services, so they would be rejected until another full sync."""
-    synced.sync(*numbered(1, 2))
+    synced.sync_and_retry(*numbered(1, 2))
     synced.live.rejects = lambda rule: False
     (held,) = (it.port_name for it in synced.tables.quarantined())
     restore = synced.live.restore
@@ -294,13 +280,13 @@ def test_a_retry_that_fails_at_its_end_releases_no_service(synced: SyncedTables)
     synced.live.restore = restore  # type: ignore[method-assign]
     assert [it.name for it in synced.tables.quarantined()] == ["svc1"]
     assert synced.tables.retry_quarantined(synced.cluster, [held]).accepted == {held}
-    assert not quarantined(synced.sync())
-    assert not synced.refused()
+    assert not quarantined(synced.sync_and_retry())
+    assert not refused(synced)
 
 
-def test_the_sync_after_a_retry_empties_the_canary_chain(synced: SyncedTables) -> None:
+def test_the_sync_after_a_retry_empties_the_canary_chain(synced: SyncedFamily) -> None:
     """Emptying it apart would replace the whole table once more on legacy; nor is it drift meanwhile."""
-    synced.sync(*numbered(1, 2))
+    synced.sync_and_retry(*numbered(1, 2))
     synced.live.rejects = lambda rule: False
     (held,) = (it.port_name for it in synced.tables.quarantined())
     synced.live.texts.clear()
@@ -308,42 +294,42 @@ def test_the_sync_after_a_retry_empties_the_canary_chain(synced: SyncedTables) -
     assert sum("*nat\n" in text for text in synced.live.texts) == 1
     canaries = frozenset(skeleton.CANARIES)
     assert synced.live.chains(canaries).chains[skeleton.CANARIES[1]]
-    assert not synced.tables.needs_resync
+    assert not synced.tables.work.needs_resync
     assert not synced.tables.find_drift(DriftScope(0.0, chains=canaries))
-    synced.sync()
+    synced.sync_and_retry()
     assert not any(synced.live.chains(canaries).chains.values())
 
 
 def test_a_search_without_one_accepted_service_blames_none(
-    synced: SyncedTables, monkeypatch: pytest.MonkeyPatch
+    synced: SyncedFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node may be too slow for any; several searches together find out."""
     slow_iptables(synced, monkeypatch, 10)
     synced.live.rejects = lambda rule: "--to-destination" in rule and "198.51.100." not in rule
     with pytest.raises(SyncFailed):
-        synced.sync(*numbered(1, 2, 3))
+        synced.sync_and_retry(*numbered(1, 2, 3))
     assert synced.tables.quarantined() == ()
     for _ in range(3):
         with contextlib.suppress(SyncFailed):
-            synced.sync()
+            synced.sync_and_retry()
     assert {it.name for it in synced.tables.quarantined()} == {"svc1", "svc2", "svc3"}
 
 
 def test_services_that_the_tables_hold_already_are_not_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full sync of a running node tries them together, and searches among the others only."""
-    synced = SyncedTables(Backend.LEGACY)
+    synced = family(Backend.LEGACY)
     synced.live.rejects = lambda rule: False
-    synced.sync(*numbered(*range(1, 1001)))
+    synced.sync_and_retry(*numbered(*range(1, 1001)))
     clock = slow_iptables(synced, monkeypatch, 1.2)
     synced.live.rejects = lambda rule: "--to-destination 10.245." in rule
-    synced.tables.require_resync()
+    synced.tables.work.distrust()
     changed = [Updated(slice_of(f"10.245.0.{number}", service=f"svc{number}")) for number in (7, 444)]
-    report = synced.sync(*changed, *numbered(*range(1001, 1006)))
+    report = synced.sync_and_retry(*changed, *numbered(*range(1001, 1006)))
     assert set(quarantined(report)) == {"svc7", "svc444"}
     assert clock.now < 60
 
 
-def hang_on(synced: SyncedTables, pattern: str) -> None:
+def hang_on(synced: SyncedFamily, pattern: str) -> None:
     """Make iptables hang with input that matches."""
     restore = synced.live.restore
 
@@ -355,23 +341,23 @@ def hang_on(synced: SyncedTables, pattern: str) -> None:
     synced.live.restore = hanging_restore  # type: ignore[method-assign]
 
 
-def test_a_service_with_which_iptables_hangs_is_quarantined(synced: SyncedTables) -> None:
+def test_a_service_with_which_iptables_hangs_is_quarantined(synced: SyncedFamily) -> None:
     """It is found among others, and only it."""
     hang_on(synced, r"-A \S+ .*--to-destination 10\.244\.0\.6:")
-    report = synced.sync(*numbered(*range(5, 60)))
+    report = synced.sync_and_retry(*numbered(*range(5, 60)))
     assert quarantined(report) == ["svc6"]
     assert report.quarantined[0].reason == "iptables makes no progress with its rules for 10 s"
-    assert (report.services, synced.refused()) == (55, 1)
+    assert (report.services, refused(synced)) == (55, 1)
 
 
-def test_no_service_is_blamed_if_iptables_hangs_with_any(synced: SyncedTables) -> None:
+def test_no_service_is_blamed_if_iptables_hangs_with_any(synced: SyncedFamily) -> None:
     hang_on(synced, "-j DNAT")
     with pytest.raises(SyncFailed, match="no progress"):
-        synced.sync(*numbered(5, 6))
+        synced.sync_and_retry(*numbered(5, 6))
     assert synced.tables.quarantined() == ()
 
 
-def test_one_timeout_blames_no_service(synced: SyncedTables) -> None:
+def test_one_timeout_blames_no_service(synced: SyncedFamily) -> None:
     """A busy node may cause it once."""
     restore, hangs = synced.live.restore, [True] * 2
 
@@ -383,13 +369,13 @@ def test_one_timeout_blames_no_service(synced: SyncedTables) -> None:
 
     synced.live.restore = restore_later  # type: ignore[method-assign]
     with pytest.raises(SyncFailed):
-        synced.sync(*numbered(5, 6))
-    assert synced.sync().quarantined == ()
+        synced.sync_and_retry(*numbered(5, 6))
+    assert synced.sync_and_retry().quarantined == ()
 
 
 def test_a_rejection_without_a_reason_is_retried() -> None:
     """Legacy rejects a block without a reason if another program writes at the same time."""
-    synced = SyncedTables(Backend.LEGACY)
+    synced = family(Backend.LEGACY)
     restore, rejections = synced.live.restore, [("svc6",)] * 2
 
     def disturbed_restore(text: str) -> None:
@@ -401,11 +387,11 @@ def test_a_rejection_without_a_reason_is_retried() -> None:
 
     synced.live.restore = disturbed_restore  # type: ignore[method-assign]
     synced.live.rejects = lambda rule: "--to-destination 10.244.0.5:" in rule
-    assert quarantined(synced.sync(*numbered(5, 6))) == ["svc5"]
+    assert quarantined(synced.sync_and_retry(*numbered(5, 6))) == ["svc5"]
     assert not rejections
 
 
-def test_a_service_deleted_during_failed_syncs_leaves_quarantine(synced: SyncedTables) -> None:
+def test_a_service_deleted_during_failed_syncs_leaves_quarantine(synced: SyncedFamily) -> None:
     """The following full sync gets no event for it."""
     restore = synced.live.restore
 
@@ -418,32 +404,32 @@ def test_a_service_deleted_during_failed_syncs_leaves_quarantine(synced: SyncedT
     for event in numbered(1, 2):
         synced.cluster.apply(event)
     with pytest.raises(SyncFailed):
-        synced.sync()
+        synced.sync_and_retry()
     synced.live.restore = restore  # type: ignore[method-assign]
     synced.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "svc1")))
-    assert quarantined(synced.sync()) == []
+    assert quarantined(synced.sync_and_retry()) == []
 
 
-def test_quarantined_services_are_retried_on_empty_tables(synced: SyncedTables) -> None:
+def test_quarantined_services_are_retried_on_empty_tables(synced: SyncedFamily) -> None:
     """The shared chains need not exist for a retry."""
-    synced.sync(*numbered(1, 2))
+    synced.sync_and_retry(*numbered(1, 2))
     synced.live.rejects = lambda rule: False
     synced.live.tables.clear()
-    synced.tables.require_resync()
-    assert quarantined(synced.sync(Updated(slice_of("10.244.0.9", service="svc1")))) == []
+    synced.tables.work.distrust()
+    assert quarantined(synced.sync_and_retry(Updated(slice_of("10.244.0.9", service="svc1")))) == []
 
 
-def test_progress_is_reported_per_restore(synced: SyncedTables) -> None:
+def test_progress_is_reported_per_restore(synced: SyncedFamily) -> None:
     reports: list[int] = []
     synced.tables.quarantine.progress = lambda: reports.append(len(synced.live.texts))
-    synced.sync(*numbered(2, 4))
+    synced.sync_and_retry(*numbered(2, 4))
     assert not reports
-    synced.sync(*numbered(*range(5, 9), 1))
+    synced.sync_and_retry(*numbered(*range(5, 9), 1))
     # Not reported: both syncs, and the restart of one of them.
     assert len(reports) == len(synced.live.texts) - 3
 
 
-def test_two_rejections_blame_no_service(synced: SyncedTables) -> None:
+def test_two_rejections_blame_no_service(synced: SyncedFamily) -> None:
     """Another proxy may have deleted a chain of the service, during the sync and during the search."""
     restore, rejections = synced.live.restore, [True] * 2
 
@@ -457,5 +443,5 @@ def test_two_rejections_blame_no_service(synced: SyncedTables) -> None:
 
     synced.live.restore = restore_later  # type: ignore[method-assign]
     with pytest.raises(SyncFailed):
-        synced.sync(*numbered(6))
-    assert synced.sync().quarantined == ()
+        synced.sync_and_retry(*numbered(6))
+    assert synced.sync_and_retry().quarantined == ()

@@ -2,7 +2,7 @@
 
 import math
 
-from pykubeproxy.agent.quarantine.schedule import RetrySchedule
+from pykubeproxy.agent.quarantine import RetrySchedule
 from pykubeproxy.services.ports import PortName
 
 A, B = (PortName("ns", name, "", "TCP") for name in "ab")

@@ -42,13 +42,19 @@ if "--help" in sys.argv:
         main()
     finally:
         report()
-from pykubeproxy.sources import service_account
+from pykubeproxy.sources import credentials
 from pathlib import Path
-service_account._FOLDER = Path(sys.argv.pop())
+credentials._POD_FOLDER = Path(sys.argv.pop())
 
 with mock.patch("pykubeproxy.agent.process.InstanceLock"), mock.patch("pykubeproxy.agent.process.take_over"):
     with mock.patch("pykubeproxy.agent.process.start_thread", report):
         main()
+"""
+KUBECONFIG = """
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1", certificate-authority: ca.crt}}]
+users: [{name: u, user: {client-certificate-data: Y2VydA==, client-key-data: a2V5, tokenFile: token}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
 """
 
 
@@ -70,12 +76,16 @@ def test_the_help_of_run_imports_no_libraries_of_the_agent() -> None:
     assert found & (UNUSED | {"pykubeproxy.kernel", "pykubeproxy.sources", "structlog", "urllib3"}) == set()
 
 
-def test_an_agent_in_a_pod_asks_for_the_lists_before_it_imports_the_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["pod", "kubeconfig"])
+def test_an_agent_asks_for_the_lists_before_it_imports_the_rest(tmp_path: Path, way: str) -> None:
     """It never imports the kubernetes client."""
     for name in ("token", "ca.crt"):
         (tmp_path / name).write_text("text")
-    pod = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
-    found = imported("run", "--hostname-override=n", str(tmp_path), **pod)
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    options, pod = [f"--kubeconfig={tmp_path}/kubeconfig"], {}
+    if way == "pod":
+        options, pod = [], {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
+    found = imported("run", "--hostname-override=n", *options, str(tmp_path), **pod)
     assert {"pykubeproxy.agent.process", "pykubeproxy.sources.client", "urllib3"} <= found
     assert found & UNUSED == set()
 
@@ -106,4 +116,4 @@ def test_the_kernel_package_offers_what_it_declares() -> None:
     for module, name in names:
         assert getattr(kernel, name) is getattr(import_module(module), name)
     with pytest.raises(AttributeError, match="no attribute 'missing'"):
-        kernel.missing  # noqa: B018
+        kernel.missing  # type: ignore[attr-defined]  # noqa: B018

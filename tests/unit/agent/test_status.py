@@ -1,24 +1,27 @@
-"""The status of an agent, and its forms."""
+"""The status of an agent, its forms, and how it is asked of the loop."""
 
 import json
+import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import pytest
 
+from pykubeproxy.agent.observe import status
+from pykubeproxy.agent.observe.handlers import metrics_pages, read_filter
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.agent.observe.observers import Observers
-from pykubeproxy.agent.observe.pages import metrics_pages, read_filter
-from pykubeproxy.agent.observe.query import Query, list_services
-from pykubeproxy.agent.observe.status import Filter, Status, decode, encode
-from pykubeproxy.agent.observe.status_service import StatusService
+from pykubeproxy.agent.observe.status import LoopQuery, StatusService, list_services
 from pykubeproxy.agent.startup import Families
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
-from pykubeproxy.objects import Endpoint, Family, Kind, Listed, Port, Protocol, Updated
+from pykubeproxy.objects import Endpoint, Family, Key, Kind, Listed, Node, Port, Protocol, Updated
+from pykubeproxy.pages.statusz import AgentStatus, PageFilter, decode, encode
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import Outage
@@ -42,19 +45,19 @@ class Proxy:
         self.answers = True
 
     def sync(self, *objects: object) -> None:
-        touched = set()
+        touched: set[Key] = set()
         for object_ in objects:
             touched.update(self.cluster.apply(Updated(object_)))  # type: ignore[arg-type]
         on = rule_context(CONFIG, "node1", None, KernelFacts(nfacct=False), Family.IPV4)
-        self.observers.sync_succeeded(self.tables.sync(self.cluster, touched, on), ())
+        self.observers.sync_succeeded(self.tables.sync(self.cluster, Changes(touched), on), ())
 
-    def put(self, query: Query) -> None:
+    def put(self, query: LoopQuery[Any]) -> None:
         if self.answers:
             query.answer(self.cluster, [self.tables])
 
-    def status(self, expected: Filter | None = None) -> Status:
+    def status(self, expected: PageFilter | None = None) -> AgentStatus:
         families = Families(Backend.LEGACY, (), {Family.IPV6: "no NAT"})
-        return StatusService("node1", families, self.observers, self.put).status(expected or Filter())
+        return StatusService("node1", families, self.observers, self.put).status(expected or PageFilter())
 
 
 @pytest.fixture
@@ -62,7 +65,7 @@ def proxy() -> Proxy:
     return Proxy()
 
 
-def named(status: Status) -> list[str]:
+def named(status: AgentStatus) -> list[str]:
     return [port.title for port in status.services]
 
 
@@ -108,18 +111,18 @@ def test_services_are_filtered(proxy: Proxy) -> None:
     """By namespace and name, up to the limit; `matching` counts all."""
     names = [f"s{n}" for n in range(5)]
     proxy.sync(*(service(name, cluster_ip=f"10.96.0.{n + 1}") for n, name in enumerate(names)))
-    assert named(proxy.status(Filter(limit=2))) == ["ns/s0:http", "ns/s1:http"]
-    assert proxy.status(Filter(limit=2)).matching == 5
-    assert named(proxy.status(Filter(service="s3"))) == ["ns/s3:http"]
-    assert named(proxy.status(Filter(namespace="other"))) == []
-    assert (named(proxy.status(Filter(limit=0))), proxy.status(Filter(limit=0)).matching) == ([], 5)
+    assert named(proxy.status(PageFilter(limit=2))) == ["ns/s0:http", "ns/s1:http"]
+    assert proxy.status(PageFilter(limit=2)).matching == 5
+    assert named(proxy.status(PageFilter(service="s3"))) == ["ns/s3:http"]
+    assert named(proxy.status(PageFilter(namespace="other"))) == []
+    assert (named(proxy.status(PageFilter(limit=0))), proxy.status(PageFilter(limit=0)).matching) == ([], 5)
 
 
 def test_a_busy_loop_leaves_out_services(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is returned, and the late query is cancelled."""
-    monkeypatch.setattr("pykubeproxy.agent.observe.status_service._TIMEOUT", 0.01)
+    monkeypatch.setattr("pykubeproxy.agent.observe.status._TIMEOUT", 0.01)
     proxy.sync(service())
-    queries: list[Query] = []
+    queries: list[LoopQuery[Any]] = []
     monkeypatch.setattr(proxy, "put", queries.append)
     status = proxy.status()
     assert status.busy and not status.services
@@ -132,12 +135,12 @@ def test_objects(proxy: Proxy) -> None:
     """With EndpointSlices for a named Service; the Node is this one, known or not."""
     proxy.sync(service("web"), service("api", cluster_ip="10.96.0.9"), slice_of("10.244.1.1", service="web"))
     service_ = StatusService("node1", Families(Backend.LEGACY, (), {}), proxy.observers, proxy.put)
-    found = service_.objects(Filter(service="web"))
+    found = service_.objects(PageFilter(service="web"))
     assert found is not None
     assert [it.name for it in found.services] == ["web"]
     assert [it.service for it in found.slices] == ["web"]
     assert found.node.name == "node1"
-    everything = service_.objects(Filter())
+    everything = service_.objects(PageFilter())
     assert everything is not None
     assert (len(everything.services), everything.slices) == (2, ())
     proxy.answers = False
@@ -151,7 +154,7 @@ def test_a_failing_watch_is_reported(proxy: Proxy) -> None:
     service_ = StatusService(
         "node1", Families(Backend.LEGACY, (), {}), proxy.observers, proxy.put, (away, well)
     )
-    status = service_.status(Filter())
+    status = service_.status(PageFilter())
     (unwatched,) = status.unwatched
     assert (unwatched.objects, unwatched.reason) == ("services", "refused")
     assert status.now - unwatched.since == pytest.approx(9.5, abs=1)
@@ -161,7 +164,7 @@ def test_a_failing_watch_is_reported(proxy: Proxy) -> None:
 def test_a_failing_query_does_not_harm_the_loop(proxy: Proxy) -> None:
     """The asking thread gets the exception."""
     answer: Future[object] = Future()
-    Query(lambda cluster, tables: list_services(cluster, tables, Filter()), answer).answer(
+    LoopQuery(lambda cluster, tables: list_services(cluster, tables, PageFilter()), answer).answer(
         proxy.cluster,
         [object()],  # type: ignore[list-item]
     )
@@ -182,12 +185,12 @@ def test_concurrent_queries(proxy: Proxy) -> None:
 
 def test_many_endpoints_end_the_list(monkeypatch: pytest.MonkeyPatch, proxy: Proxy) -> None:
     """Services with thousands of endpoints do not block the loop."""
-    monkeypatch.setattr("pykubeproxy.agent.observe.query._MOST_ENDPOINTS", 30)
+    monkeypatch.setattr("pykubeproxy.agent.observe.status._MOST_ENDPOINTS", 30)
     pods = [Endpoint(f"10.244.0.{n}") for n in range(1, 21)]
     services = [service(f"s{n}", cluster_ip=f"10.96.0.{n + 1}") for n in range(5)]
     proxy.sync(*services, *(slice_of(*pods, service=f"s{n}") for n in range(5)))
-    services = list_services(proxy.cluster, [proxy.tables], Filter())
-    assert (services.matching, len(services.ports)) == (5, 2)
+    listed = list_services(proxy.cluster, [proxy.tables], PageFilter())
+    assert (listed.matching, len(listed.ports)) == (5, 2)
 
 
 def test_the_last_syncs_are_kept(proxy: Proxy) -> None:
@@ -232,9 +235,9 @@ def test_json_round_trip(proxy: Proxy) -> None:
 
 def test_filters_are_parsed() -> None:
     """A service may include its namespace; invalid limits are rejected."""
-    assert read_filter("service=ns%2Fweb&namespace=") == Filter("ns", "web")
-    assert read_filter("namespace=ns&service=web&limit=3") == Filter("ns", "web", 3)
-    assert read_filter("") == Filter()
+    assert read_filter("service=ns%2Fweb&namespace=") == PageFilter("ns", "web")
+    assert read_filter("namespace=ns&service=web&limit=3") == PageFilter("ns", "web", 3)
+    assert read_filter("") == PageFilter()
     for query in ("limit=-1", "limit=x", "limit=9999999"):
         with pytest.raises(ValueError, match="limit must be a number"):
             read_filter(query)
@@ -273,3 +276,40 @@ def test_status_stays_without_the_gate_of_statusz(proxy: Proxy, serve: Serve) ->
     port = serve(metrics_pages(Metrics(lambda _: None).page, off, {}, proxy.status))
     accepted = ("application/json", "text/html", "text/plain", "*/*")
     assert [fetch(port, "/statusz", accept=it).status for it in accepted] == [200, 200, 404, 404]
+
+
+Box = queue.SimpleQueue[LoopQuery[Any]]
+
+
+def service_with(box: Box) -> StatusService:
+    # Queries for objects need neither families nor observers.
+    return StatusService("n", None, None, box.put)  # type: ignore[arg-type]
+
+
+def test_one_query_at_a_time() -> None:
+    """Concurrent clients queue; the loop never has more than one query."""
+    box: Box = queue.SimpleQueue()
+    service, everybody = service_with(box), threading.Barrier(9)
+
+    def ask() -> object:
+        everybody.wait()
+        return service.objects(PageFilter())
+
+    with ThreadPoolExecutor(8) as clients:
+        answers = [clients.submit(ask) for _ in range(8)]
+        everybody.wait()
+        for _ in answers:
+            query = box.get(timeout=10)
+            assert box.empty()
+            query.answer(Cluster(), ())
+    assert [it.result().node for it in answers] == [Node("n")] * 8  # type: ignore[attr-defined]
+
+
+def test_a_query_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is None, and the query is cancelled."""
+    monkeypatch.setattr(status, "_TIMEOUT", 0.05)
+    box: Box = queue.SimpleQueue()
+    service = service_with(box)
+    assert service.objects(PageFilter()) is None
+    assert service.objects(PageFilter()) is None
+    assert [box.get_nowait().future.cancelled() for _ in range(2)] == [True, True]

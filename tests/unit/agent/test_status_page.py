@@ -10,20 +10,21 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy import http
-from pykubeproxy.agent.observe.status import (
+from pykubeproxy.agent.observe.status_html import status_page
+from pykubeproxy.pages.status_text import health
+from pykubeproxy.pages.statusz import (
+    AgentStatus,
     EndpointStatus,
     FamilyStatus,
-    Filter,
+    PageFilter,
     PortStatus,
-    Repair,
-    Status,
-    Sync,
+    RepairRecord,
+    SyncRecord,
     Unwatched,
 )
-from pykubeproxy.agent.observe.status_page import status_page
-from pykubeproxy.agent.observe.status_text import duration, health, pending
 from pykubeproxy.rules.drift import TableDrift
-from pykubeproxy.services.frontend import Frontend, FrontendKind
+from pykubeproxy.services.ports import Frontend, FrontendKind
+from pykubeproxy.wording import duration
 from tests.unit.agent.conftest import Serve
 
 NOW = 1_795_218_836.0
@@ -41,7 +42,7 @@ def port(name: str = "web", count: int = 2, policy: str = "Cluster") -> PortStat
     return PortStatus("default", name, "http", "TCP", "IPv4", policy, frontends, endpoints)
 
 
-def status(**fields: object) -> Status:
+def status(**fields: object) -> AgentStatus:
     families = (FamilyStatus("IPv4", overdue=False, last_updated=NOW - 3, services=2, endpoints=9),)
     known: dict[str, object] = {
         "version": "1.2.3",
@@ -55,16 +56,16 @@ def status(**fields: object) -> Status:
         "node_eligible": True,
         "families": families,
     }
-    return Status(**{**known, **fields})  # type: ignore[arg-type]
+    return AgentStatus(**{**known, **fields})  # type: ignore[arg-type]
 
 
-def full() -> Status:
+def full() -> AgentStatus:
     """Return the status of an agent with syncs, services of several kinds, and a failure."""
     syncs = tuple(
-        Sync(NOW - 50 + n, "IPv4", n % 20 == 0, 0.9 if n % 20 == 0 else 0.004 + n % 7 / 1000, n)
+        SyncRecord(NOW - 50 + n, "IPv4", n % 20 == 0, 0.9 if n % 20 == 0 else 0.004 + n % 7 / 1000, n)
         for n in range(49)
     )
-    failed = Sync(NOW, "IPv6", True, 0.4, failure="iptables-restore rejected line 7")
+    failed = SyncRecord(NOW, "IPv6", True, 0.4, failure="iptables-restore rejected line 7")
     services = (port(), port("many", 120), port("gone", 0))
     return status(syncs=(*syncs, failed), services=services, matching=5000, pending_services=1)
 
@@ -75,7 +76,7 @@ def seen(page: str) -> str:
 
 
 def test_the_page_shows_a_failing_family() -> None:
-    failed = Sync(NOW, "IPv4", True, 0.4, failure="iptables-restore rejected line 7")
+    failed = SyncRecord(NOW, "IPv4", True, 0.4, failure="iptables-restore rejected line 7")
     text = seen(status_page(status(syncs=(failed,))))
     assert "Behind: the last IPv4 sync failed; rules stay in place but may miss changes." in text
     assert "IPv4 last sync failed 2 9 0" in text
@@ -86,11 +87,11 @@ def test_the_page_shows_the_status() -> None:
     """Health, versions, families, syncs, and the frontends and endpoints of each service port."""
     text = seen(status_page(full()))
     for words in (
-        "pykubeproxy on node1 Healthy: rules are up to date.",
+        "Healthy: rules are up to date.",
         "Version 1.2.3, iptables backend nft. Up 1 d 2 h, since",
         "1 changed Service waits for the next sync.",
         "IPv4 up to date 2 9 0",
-        "Last 50 syncs: median 7 ms, longest 900 ms.",
+        "Last 50 syncs: median 7 ms, longest 900 ms",
         "IPv6 full, failed 400 ms iptables-restore rejected line 7",
         "Showing 3 of 5000; enter a name to see another one.",
         "default/web:http TCP IPv4 2 of 2 endpoints",
@@ -123,9 +124,9 @@ def test_values_are_escaped() -> None:
             version=evil,
             backend=evil,
             unavailable_families={evil: evil},
-            filter=Filter(evil, evil),
+            filter=PageFilter(evil, evil),
             families=(FamilyStatus(evil, overdue=True),),
-            syncs=(Sync(NOW, evil, True, 1.0, failure=evil),),
+            syncs=(SyncRecord(NOW, evil, True, 1.0, failure=evil),),
             services=(
                 PortStatus(
                     *(evil,) * 6,
@@ -204,9 +205,11 @@ def test_agents_that_wait_are_shown() -> None:
 
 def test_drift_repairs_are_shown() -> None:
     """Time, drift, duration and writers; process names are escaped."""
-    repair = Repair(NOW - 3, "IPv4", 0.123, (TableDrift("nat", rules=2, jumps=1),), ('"<nft>" (process 7)',))
+    repair = RepairRecord(
+        NOW - 3, "IPv4", 0.123, (TableDrift("nat", rules=2, jumps=1),), ('"<nft>" (process 7)',)
+    )
     page = status_page(status(repairs=(repair,)))
-    assert 'IPv4 123 ms nat: 2 rules, 1 jump missing "<nft>" (process 7)' in html.unescape(seen(page))
+    assert 'IPv4 in 123 ms nat: 2 rules, 1 jump missing (by "<nft>" (process 7))' in html.unescape(seen(page))
     assert "<nft>" not in page
 
 
@@ -216,8 +219,9 @@ def test_an_empty_status() -> None:
     assert "IPv4 not synced yet 0 0 0 never" in text
     assert "No sync yet." in text
     assert "A sync is running; reload the page to see services." in text
-    assert pending(status()) == ""
-    assert pending(status(pending_endpoints=3)) == "3 Services with changed endpoints wait for the next sync."
+    assert "No changes are pending." in text
+    waiting = seen(status_page(status(pending_endpoints=3)))
+    assert "3 Services with changed endpoints wait for the next sync." in waiting
 
 
 @pytest.mark.parametrize(

@@ -2,63 +2,44 @@
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.sync.limiter import MAX_PERIOD, SyncLimiter, TimeShare
+from pykubeproxy.agent.limiter import MAX_PERIOD, SyncLimiter, TimeShare
+
+OK, FAILED = True, False
 
 
-def test_nothing_is_due_before_the_first_request() -> None:
-    """The first request is due at once."""
-    limiter = SyncLimiter(1.0, 30.0)
-    assert limiter.due() == math.inf
-    limiter.request(5.0)
-    assert limiter.due() == 5.0
-
-
-def test_the_minimum_period_counts_from_the_end_of_a_run() -> None:
-    """Requests during a run are coalesced into the next one."""
-    limiter = SyncLimiter(10.0, 30.0)
-    limiter.request(0.0)
-    limiter.started()
-    limiter.request(1.0)
-    limiter.request(2.0)
-    limiter.finished(4.0, True)
-    assert limiter.due() == 14.0
-    limiter.started()
-    limiter.finished(15.0, True)
-    assert limiter.due() == 15.0 + MAX_PERIOD
-
-
-def test_a_request_after_the_minimum_period_is_due_at_once() -> None:
-    """An idle period does not delay the next run."""
-    limiter = SyncLimiter(10.0, 30.0)
-    limiter.finished(0.0, True)
-    limiter.request(50.0)
-    assert limiter.due() == 50.0
-
-
-def test_failed_runs_are_retried_with_backoff() -> None:
-    """Delays are 1, 2, 4 ... seconds up to the retry period; a success resets them."""
-    limiter = SyncLimiter(0.0, 30.0)
-    delays = []
-    for _ in range(2000):
-        limiter.finished(0.0, False)
-        delays.append(limiter.due())
-    assert delays[:7] == [1, 2, 4, 8, 16, 30, 30]
-    assert set(delays[6:]) == {30.0}
-    limiter.finished(0.0, True)
-    limiter.finished(0.0, False)
-    assert limiter.due() == 1.0
-
-
-def test_a_change_brings_a_retry_forward_to_the_minimum_period() -> None:
-    """The change may be the one that makes the next run succeed."""
-    limiter = SyncLimiter(2.0, 30.0)
-    for _ in range(5):
-        limiter.finished(0.0, False)
-    limiter.request(0.5)
-    assert limiter.due() == 2.0
+@pytest.mark.parametrize(
+    ("minimum", "ends", "requested", "due"),
+    [
+        pytest.param(1.0, [], math.inf, math.inf, id="nothing is due before the first request"),
+        pytest.param(1.0, [], 5.0, 5.0, id="the first request is due at once"),
+        pytest.param(10.0, [(4.0, OK)], 1.0, 14.0, id="the minimum period counts from the end of a sync"),
+        pytest.param(
+            10.0, [(4.0, OK), (15.0, OK)], math.inf, 15.0 + MAX_PERIOD, id="a sync is due each hour"
+        ),
+        pytest.param(10.0, [(0.0, OK)], 50.0, 50.0, id="an idle period delays no sync"),
+        pytest.param(0.0, [(0.0, FAILED)], math.inf, 1.0, id="a failed sync is retried"),
+        pytest.param(0.0, [(0.0, FAILED)] * 5, math.inf, 16.0, id="each further retry waits twice as long"),
+        pytest.param(
+            0.0, [(0.0, FAILED)] * 2000, math.inf, 30.0, id="no retry waits longer than a sync period"
+        ),
+        pytest.param(
+            0.0, [(0.0, FAILED)] * 9 + [(0.0, OK), (0.0, FAILED)], math.inf, 1.0, id="success resets it"
+        ),
+        pytest.param(2.0, [(0.0, FAILED)] * 5, 0.5, 2.0, id="a change brings a retry forward"),
+    ],
+)
+def test_when_the_next_sync_is_due(
+    minimum: float, ends: list[tuple[float, bool]], requested: float, due: float
+) -> None:
+    """As in kube-proxy's bounded frequency runner."""
+    limiter = SyncLimiter(minimum, 30.0)
+    for now, succeeded in ends:
+        limiter.finished(now, succeeded)
+    assert limiter.due(requested) == due
 
 
 @given(
@@ -70,11 +51,9 @@ def test_runs_keep_the_minimum_period(minimum: float, gaps: list[tuple[float, fl
     limiter, now, ended = SyncLimiter(minimum, 60.0), 0.0, -math.inf
     for gap, duration, succeeded in gaps:
         now += gap
-        limiter.request(now)
-        due = limiter.due()
+        due = limiter.due(now)
         assert ended + minimum <= due <= max(now, ended + minimum)
         now = max(now, due)
-        limiter.started()
         now += duration
         limiter.finished(now, succeeded)
         ended = now

@@ -5,17 +5,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from pykubeproxy.agent.observe.observers import Observers
-from pykubeproxy.agent.sync.report import SyncReport
-from pykubeproxy.agent.sync.tables import FamilyTables, SyncFailed
+from pykubeproxy.agent.tables import SyncFailed
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Rejected
-from pykubeproxy.objects import Event, Family, Updated
+from pykubeproxy.objects import Family, Updated
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.dispatch import TREE_ABOVE
-from pykubeproxy.services.cluster import Cluster
-from tests.fakes.iptables import FakeIptables
 from tests.fakes.recorder import FakeRecorder
+from tests.fakes.synced import SyncedFamily, flags_context
 from tests.objects import service, slice_of
 from tests.reports import HERE, report
 
@@ -23,29 +20,15 @@ SERVICES = TREE_ABOVE + 50
 LINKS = Rejected(9, "-I PREROUTING -j KUBE-SERVICES", "RULE_INSERT failed (Too many links)", 4)
 
 
-def context(**flags: str) -> RuleContext:
-    return rule_context(load(None, flags).config, HERE, None, KernelFacts(nfacct=False), Family.IPV4)
+def tables_of_many(backend: Backend) -> SyncedFamily:
+    """Return a cluster large enough for a tree, not synced yet."""
+    services = [service(f"svc{number}", cluster_ip=f"10.96.0.{number}") for number in range(SERVICES)]
+    slices = [slice_of(f"10.244.0.{number}", service=f"svc{number}") for number in range(SERVICES)]
+    return SyncedFamily(*map(Updated, services), *map(Updated, slices), backend=backend)
 
 
-class SyncedTables:
-    """A cluster large enough for a tree, in the fake's tables."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.cluster = Cluster()
-        self.live = FakeIptables(backend)
-        self.tables = FamilyTables(self.live, 200 if backend is Backend.NFT else None)
-        for number in range(SERVICES):
-            address = f"10.96.0.{number}"
-            self.cluster.apply(Updated(service(f"svc{number}", cluster_ip=address)))
-            self.cluster.apply(Updated(slice_of(f"10.244.0.{number}", service=f"svc{number}")))
-
-    def sync(self, *events: Event, **flags: str) -> SyncReport:
-        touched = {key for event in events for key in self.cluster.apply(event)}
-        return self.tables.sync(self.cluster, touched, context(**flags))
-
-    def is_flat(self) -> bool:
-        rules = self.live.save().chains[skeleton.NAT_SERVICES]
-        return len(rules) == SERVICES + 1
+def is_flat(synced: SyncedFamily) -> bool:
+    return len(synced.chains()[skeleton.NAT_SERVICES]) == SERVICES + 1
 
 
 def rejects_branches(rule: str) -> bool:
@@ -54,43 +37,43 @@ def rejects_branches(rule: str) -> bool:
 
 
 @pytest.fixture(params=[Backend.NFT, Backend.LEGACY], ids=lambda backend: backend.value)
-def synced(request: pytest.FixtureRequest) -> SyncedTables:
-    return SyncedTables(request.param)
+def synced(request: pytest.FixtureRequest) -> SyncedFamily:
+    return tables_of_many(request.param)
 
 
-def test_a_rejected_tree_is_replaced_by_a_flat_chain(synced: SyncedTables) -> None:
+def test_a_rejected_tree_is_replaced_by_a_flat_chain(synced: SyncedFamily) -> None:
     """All services are served; none is quarantined."""
     synced.live.rejects = rejects_branches
     done = synced.sync()
     assert done.rejected_tree
-    assert (done.services, done.quarantined, synced.is_flat()) == (SERVICES, (), True)
+    assert (done.services, done.quarantined, is_flat(synced)) == (SERVICES, (), True)
 
 
-def test_changes_do_not_try_the_rejected_tree_again(synced: SyncedTables) -> None:
+def test_changes_do_not_try_the_rejected_tree_again(synced: SyncedFamily) -> None:
     """Only the hourly full sync does."""
     synced.live.rejects = rejects_branches
     synced.sync()
     synced.live.texts.clear()
     done = synced.sync(Updated(slice_of("10.244.9.9", service="svc7")))
     assert (bool(done.rejected_tree), done.full, len(synced.live.texts)) == (True, False, 1)
-    synced.tables.require_resync()
+    synced.tables.work.distrust()
     assert synced.sync().rejected_tree
     synced.live.rejects = lambda rule: False
     assert synced.sync(Updated(slice_of("10.244.9.8", service="svc7"))).rejected_tree
     synced.tables.retry_tree()
     assert not synced.sync().rejected_tree
-    assert not synced.is_flat()
+    assert not is_flat(synced)
 
 
-def test_other_options_try_the_rejected_tree_again(synced: SyncedTables) -> None:
+def test_other_options_try_the_rejected_tree_again(synced: SyncedFamily) -> None:
     synced.live.rejects = rejects_branches
     synced.sync()
     synced.live.rejects = lambda rule: False
-    assert not synced.sync(**{"masquerade-all": "true"}).rejected_tree
-    assert not synced.is_flat()
+    assert not synced.sync(context=flags_context(masquerade_all="true")).rejected_tree
+    assert not is_flat(synced)
 
 
-def test_too_many_jumps_reject_the_tree_at_once(synced: SyncedTables) -> None:
+def test_too_many_jumps_reject_the_tree_at_once(synced: SyncedFamily) -> None:
     """No service is tried alone: every one would be accepted."""
     restore = synced.live.restore
 
@@ -102,25 +85,25 @@ def test_too_many_jumps_reject_the_tree_at_once(synced: SyncedTables) -> None:
 
     synced.live.restore = shallow_restore  # type: ignore[method-assign]
     assert synced.sync().rejected_tree == LINKS.message
-    assert (synced.is_flat(), len(synced.live.texts)) == (True, 2)
+    assert (is_flat(synced), len(synced.live.texts)) == (True, 2)
 
 
-def test_a_fault_of_the_node_does_not_reject_the_tree(synced: SyncedTables) -> None:
+def test_a_fault_of_the_node_does_not_reject_the_tree(synced: SyncedFamily) -> None:
     """A flat chain is rejected too, so the next sync uses the tree again."""
     synced.live.rejects = lambda rule: "-j DNAT" in rule
     with pytest.raises(SyncFailed):
         synced.sync()
     synced.live.rejects = lambda rule: False
     assert not synced.sync().rejected_tree
-    assert not synced.is_flat()
+    assert not is_flat(synced)
 
 
-def test_a_rejected_service_does_not_reject_the_tree(synced: SyncedTables) -> None:
+def test_a_rejected_service_does_not_reject_the_tree(synced: SyncedFamily) -> None:
     """It is quarantined, and all others are dispatched by tree."""
     synced.live.rejects = lambda rule: "--to-destination 10.244.0.5:" in rule
     done = synced.sync()
     assert ([it.name for it in done.quarantined], done.rejected_tree) == (["svc5"], "")
-    assert not synced.is_flat()
+    assert not is_flat(synced)
 
 
 @pytest.mark.parametrize(
@@ -133,25 +116,25 @@ def test_a_rejected_service_does_not_reject_the_tree(synced: SyncedTables) -> No
 )
 def test_a_single_rejection_does_not_reject_the_tree(rejection: Rejected) -> None:
     """Another program may have written at the same time."""
-    synced = SyncedTables(Backend.LEGACY)
+    synced = tables_of_many(Backend.LEGACY)
     disturb(synced, [rejection])
     assert not synced.sync().rejected_tree
-    assert not synced.is_flat()
+    assert not is_flat(synced)
 
 
 def test_a_chain_that_cannot_be_deleted_does_not_reject_the_tree() -> None:
     """Another proxy refers to it. The sync fails, and the next one tries again."""
-    synced = SyncedTables(Backend.NFT)
+    synced = tables_of_many(Backend.NFT)
     busy = Rejected(1, "-X KUBE-SEP-A", "CHAIN_DEL failed (Device or resource busy): chain KUBE-SEP-A", 4)
     disturb(synced, [busy, busy])
     for _ in range(2):
         with pytest.raises(SyncFailed):
             synced.sync()
     assert not synced.sync().rejected_tree
-    assert not synced.is_flat()
+    assert not is_flat(synced)
 
 
-def disturb(synced: SyncedTables, rejections: list[Rejected]) -> None:
+def disturb(synced: SyncedFamily, rejections: list[Rejected]) -> None:
     """Make restores with branches fail, one for each rejection."""
     restore = synced.live.restore
 
@@ -165,10 +148,10 @@ def disturb(synced: SyncedTables, rejections: list[Rejected]) -> None:
 
 def test_a_small_cluster_has_no_tree_to_reject() -> None:
     """The sync fails as before."""
-    synced = SyncedTables(Backend.NFT)
+    synced = tables_of_many(Backend.NFT)
     synced.live.restore = lambda text: (_ for _ in ()).throw(LINKS)  # type: ignore[method-assign]
     with pytest.raises(SyncFailed):
-        synced.sync(dispatch="flat")
+        synced.sync(context=flags_context(dispatch="flat"))
 
 
 def test_a_rejected_tree_is_reported_once() -> None:

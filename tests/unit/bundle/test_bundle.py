@@ -87,7 +87,9 @@ def test_failing_section_costs_only_its_own_file() -> None:
 
 def test_failing_section_prints_no_traceback() -> None:
     """Python 3.13 prints one for a GzipFile that nobody closed."""
-    program = "from pykubeproxy.bundle.write import *; list(collected([Section('a', '', lambda _: 1 / 0)]))"
+    program = (
+        "from pykubeproxy.bundle.write import *; list(collected([BundleSection('a', '', lambda _: 1 / 0)]))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 

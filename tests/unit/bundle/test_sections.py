@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy import http
-from pykubeproxy.agent.observe.object_documents import Objects
-from pykubeproxy.agent.observe.pages import metrics_pages
-from pykubeproxy.agent.observe.status import Status, Sync, Unwatched
+from pykubeproxy.agent.observe.handlers import metrics_pages
 from pykubeproxy.bundle import layout, sections
 from pykubeproxy.bundle.layout import FILES, MANIFEST, OBJECTS, tables_file
 from pykubeproxy.bundle.read import read_bundle
 from pykubeproxy.bundle.sections import agent_sections, node_sections
 from pykubeproxy.bundle.write import collected
-from pykubeproxy.cli.client import NoAgent, fetch
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Failed, NotPermitted, Runner
-from pykubeproxy.kernel.conntrack_counts import Counts
+from pykubeproxy.kernel.conntrack import ConntrackCounts
+from pykubeproxy.nodes.agent import NoAgent, fetch
 from pykubeproxy.objects import EndpointSlice, Family, Kind, Node, Service, decode
+from pykubeproxy.pages.servicez import NodeObjects
+from pykubeproxy.pages.statusz import AgentStatus, SyncRecord, Unwatched
 from tests.fakes.bundles import written
 from tests.unit.agent.conftest import Serve, serve
 
@@ -64,7 +64,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sections, "interfaces", lambda: ())
     monkeypatch.setattr(sections, "all_routes", lambda family: ())
     monkeypatch.setattr(sections, "routing_rules", lambda family: ())
-    counts = Counts(Counter({("tcp", "TIME_WAIT"): 2}), Counter())
+    counts = ConntrackCounts(Counter({("tcp", "TIME_WAIT"): 2}), Counter())
     monkeypatch.setattr(sections, "count_entries", lambda family: counts)
 
 
@@ -103,12 +103,12 @@ def agent(serve: Serve, folder: Path) -> str:
     )
     node = annotated(Kind.NODE, {})
     assert isinstance(service, Service) and isinstance(slice_, EndpointSlice) and isinstance(node, Node)
-    objects = Objects(node, (service,), (slice_,))
+    objects = NodeObjects(node, (service,), (slice_,))
     failure = f"cannot connect through http://root:{SECRET}@proxy:3128: refused"
-    status = Status(
+    status = AgentStatus(
         version="1", node="n", backend="nft", started=1.0, now=2.0, healthy=True, ready=True, alive=True,
         node_eligible=True, families=(), unwatched=(Unwatched("Service", 1.0, failure),),
-        syncs=(Sync(1.0, "IPv4", True, 1.0, 0, failure),),
+        syncs=(SyncRecord(1.0, "IPv4", True, 1.0, 0, failure),),
     )  # fmt: skip
     page = metrics_pages(
         lambda: http.text(f"# HELP x http://root:{SECRET}@x/\nx 1\n"),
@@ -191,7 +191,9 @@ def test_connections_are_counted_for_the_busiest_services(
 ) -> None:
     destinations = {("tcp", f"10.0.0.{n}:80", replied): n for n in range(200) for replied in (True, False)}
     monkeypatch.setattr(
-        sections, "count_entries", lambda _: Counts(Counter({("tcp", "SYN_SENT"): 3}), Counter(destinations))
+        sections,
+        "count_entries",
+        lambda _: ConntrackCounts(Counter({("tcp", "SYN_SENT"): 3}), Counter(destinations)),
     )
     (section,) = [it for it in node_sections(runner) if it.name == layout.CONNTRACK]
     counts = json.loads(texts(written([section]))[layout.CONNTRACK])["IPv4"]

@@ -2,8 +2,8 @@ from typing import NoReturn
 
 import pytest
 
-from pykubeproxy.cli import running_agent
 from pykubeproxy.kernel import Runner
+from pykubeproxy.nodes import agent as running_agent
 
 
 @pytest.fixture

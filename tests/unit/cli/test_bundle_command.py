@@ -14,7 +14,7 @@ from pykubeproxy.cli import bundle as command
 from pykubeproxy.cli.bundle import bundle
 from tests.fakes.bundles import failing, section
 from tests.fakes.http_client import free_port
-from tests.fakes.running_agent import agent
+from tests.fakes.process import agent
 from tests.unit.agent.conftest import Serve, serve
 
 __all__ = ["serve"]

@@ -5,22 +5,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from pykubeproxy.agent.observe.status import Status, encode
 from pykubeproxy.bundle.layout import OBJECTS, STATUS
-from pykubeproxy.cli import sides
-from pykubeproxy.cli.bundle_agent import bundled_agent
-from pykubeproxy.cli.bundle_files import bundled_rules, opened
 from pykubeproxy.cli.diff import diff
 from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.cli.explain import explain
-from pykubeproxy.cli.inputs import agent_objects
-from pykubeproxy.cli.rules_files import read_rules
 from pykubeproxy.cli.status import status
 from pykubeproxy.cli.trace import trace
+from pykubeproxy.config import Config
+from pykubeproxy.nodes.objects import KnownObjects, bundle_objects, titled
+from pykubeproxy.nodes.saved import bundled_node, open_bundle, saved_node
 from pykubeproxy.objects import Family
+from pykubeproxy.pages.statusz import AgentStatus, encode
 from tests.cases import ADDRESSES, NAMES, load_case
 from tests.fakes.bundles import failing, files_of, objects_of, section, sections_of, written
 
@@ -68,10 +67,8 @@ def test_recorded_rules_read_as_from_files(name: str, write_bundle: WriteBundle,
     """And they have the node's addresses and routes too."""
     path = tmp_path / "rules.txt"
     path.write_text("".join(saved(name).values()))
-    read = opened(write_bundle(name))
-    assert read is not None
-    found = bundled_rules(read, "auto")
-    assert found.tables == read_rules([str(path)], "auto", ()).tables
+    found = bundled_node(open_bundle(write_bundle(name)), "auto")
+    assert found.tables == saved_node([str(path)], "auto").tables
     assert found.addresses == ADDRESSES
     assert [it.network for it in found.routes] == ["10.244.1.0/24", "0.0.0.0/0"]
 
@@ -84,7 +81,11 @@ def test_commands_print_what_they_print_for_files(
     path.write_text("".join(saved(name).values()))
     read = write_bundle(name)
     shown = invoke(dump_rules, "--bundle", read, "-o", "json")
-    assert (shown.exit_code, shown.stdout) == (0, invoke(dump_rules, "--rules", path, "-o", "json").stdout)
+    services = [
+        json.loads(it.stdout)["nodes"][0]["services"]
+        for it in (shown, invoke(dump_rules, "--rules", path, "-o", "json"))
+    ]
+    assert (shown.exit_code, services[0]) == (0, services[1])
     addresses = [option for it in ADDRESSES for option in ("--node-address", it)]
     packet = (OUTSIDE, f"{NODE}:30080", "--in-interface", "eth0", "-o", "json")
     traced = invoke(trace, *packet, "--rules", path, *addresses)
@@ -96,8 +97,8 @@ def test_commands_print_what_they_print_for_files(
 def test_trace_finds_the_interface_by_the_routes(bundle: str) -> None:
     for source, interface in ((POD, "cni0"), (OUTSIDE, "eth0")):
         result = invoke(trace, source, "10.96.1.1:80", "--bundle", bundle, "-o", "json")
-        packet = json.loads(result.stdout)["packet"]
-        assert (packet["from"], packet["interface"]) == ("network", interface)
+        (way,) = json.loads(result.stdout)["ways"]
+        assert way["visits"][0]["interface"] == interface
 
 
 @pytest.mark.parametrize("with_objects", [True, False])
@@ -121,9 +122,9 @@ def test_diff_compares_with_the_objects_of_the_same_bundle(tmp_path: Path) -> No
     result = invoke(diff, "--bundle", path, "-o", "json")
     assert result.exit_code == 1
     document = json.loads(result.stdout)
-    assert document["before"] == f"rules in {path}"
-    assert document["after"] == f"objects and configuration in {path}"
-    (service,) = document["services"]
+    (node,) = document["nodes"]
+    assert (node["before"], node["after"]) == (f"rules in {path}", f"objects and configuration in {path}")
+    (service,) = node["rules"]["ports"]
     assert [it["address"] for it in service["policies"][0]["endpointsRemoved"]] == ["10.244.1.99"]
 
 
@@ -135,10 +136,10 @@ def test_diff_takes_other_objects_and_another_configuration(bundle: str, tmp_pat
     objects.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": [*items, case["node"]]}))
     config.write_text(json.dumps({**case["config"], "iptables": {"masqueradeAll": True}}))
     result = invoke(diff, "--bundle", bundle, "-f", objects, "-o", "json")
-    assert json.loads(result.stdout)["after"] == f"{objects} with the configuration in {bundle}"
+    assert json.loads(result.stdout)["nodes"][0]["after"] == f"{objects} with the configuration in {bundle}"
     assert (result.exit_code, "EndpointsRemoved" in result.stdout) == (1, False)
     result = invoke(diff, "--bundle", bundle, "--config", config, "-o", "json")
-    assert json.loads(result.stdout)["after"] == f"objects in {bundle} with {config}"
+    assert json.loads(result.stdout)["nodes"][0]["after"] == f"objects in {bundle} with {config}"
     assert (result.exit_code, "10.244.1.11" in result.stdout) == (1, False)
 
 
@@ -177,10 +178,13 @@ def without_config(tmp_path: Path, case: str, tables: dict[Family, str]) -> Path
 def test_unknown_settings_are_inferred_from_the_rules(case: str, tmp_path: Path) -> None:
     path = without_config(tmp_path, case, saved(case))
     result = invoke(diff, "--bundle", path, "-o", "json")
-    assert (result.exit_code, json.loads(result.stdout)["services"]) == (0, [])
+    assert (result.exit_code, json.loads(result.stdout)["nodes"][0]["rules"]["ports"]) == (0, [])
     assert invoke(diff, "--bundle", path, "--meaning").exit_code == 0
     assert "settings are inferred from its rules" in " ".join(result.stderr.split())
-    assert json.loads(result.stdout)["after"] == f"objects in {path} with settings inferred from the rules"
+    assert (
+        json.loads(result.stdout)["nodes"][0]["after"]
+        == f"objects in {path} with settings inferred from the rules"
+    )
 
 
 def test_wrong_endpoint_is_found_with_inferred_settings(tmp_path: Path) -> None:
@@ -207,13 +211,15 @@ def test_objects_of_an_api_server_keep_the_settings_of_the_bundle(
 ) -> None:
     """--kubeconfig and --hostname-override say nothing about how rules are made."""
     path = write_bundle("masquerade-all")
-    read = opened(path)
-    assert read is not None
-    source = agent_objects(bundled_agent(read).objects)
-    monkeypatch.setattr(sides, "all_objects", lambda config: source)
+    known = bundle_objects(open_bundle(path))
+
+    def on_server(config: Config, settings: str) -> KnownObjects:
+        return msgspec.structs.replace(known, title=titled("API server", settings), config=config)
+
+    monkeypatch.setattr("pykubeproxy.cli.diff.objects_on_server", on_server)
     result = invoke(diff, "--bundle", path, "--kubeconfig", "admin.conf", "-o", "json")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert json.loads(result.stdout)["after"] == f"API server with the configuration in {path}"
+    assert json.loads(result.stdout)["nodes"][0]["after"] == f"API server with the configuration in {path}"
 
 
 @pytest.mark.parametrize(
@@ -274,7 +280,7 @@ def test_explain_counts_the_services_that_come_first_for_affinity(tmp_path: Path
 
 
 def test_status_is_that_of_the_agent(tmp_path: Path) -> None:
-    agent = Status(
+    agent = AgentStatus(
         version="1.2.3", node="node1", backend="nft", started=1.0, now=100.0,
         healthy=False, ready=True, alive=True, node_eligible=True, families=(),
     )  # fmt: skip
@@ -282,7 +288,7 @@ def test_status_is_that_of_the_agent(tmp_path: Path) -> None:
     path.write_bytes(written([section(STATUS, encode(agent))]))
     result = invoke(status, "--bundle", path)
     assert (result.exit_code, result.stdout.startswith("node1  1.2.3, backend nft, up 1 min")) == (1, True)
-    assert json.loads(invoke(status, "--bundle", path, "-o", "json").stdout)["node"] == "node1"
+    assert json.loads(invoke(status, "--bundle", path, "-o", "json").stdout)["nodes"][0]["node"] == "node1"
     path.write_bytes(written([section(STATUS, encode(agent).replace(b"node1", "n\x9b\u202e".encode()))]))
     assert (
         r'"n\u009b\u202e"' in invoke(status, "--bundle", path, "-o", "json").stdout
@@ -308,7 +314,7 @@ def test_rules_of_the_other_backend_are_named(tmp_path: Path) -> None:
     path = tmp_path / "node.tar.gz"
     path.write_bytes(written(sections_of("nodeport", {**files_of(tables), **files_of(old, "legacy")})))
     result = invoke(dump_rules, "--bundle", path)
-    assert "Note: this shows the nft tables." in result.stderr
+    assert "this shows the nft tables." in result.stderr
     assert "ns1/web" in result.stdout
     assert "ns1/old" in invoke(dump_rules, "--bundle", path, "--iptables-backend", "legacy").stdout
     empty = dict.fromkeys(files_of(old, "legacy"), "")

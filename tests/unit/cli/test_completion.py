@@ -12,15 +12,16 @@ import click
 import pytest
 from click.shell_completion import CompletionItem
 
-from pykubeproxy.cli import client, completion
-from pykubeproxy.cli.completion_files import KnownNames
+from pykubeproxy.cli import completion
+from pykubeproxy.cli.completion import KnownNames
 from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.cli.trace import trace
+from pykubeproxy.nodes import agent as client
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.services.ports import PortName
 from tests.cases import as_restore_input
 from tests.fakes.bundles import sections_of, written
-from tests.fakes.running_agent import agent
+from tests.fakes.process import agent
 from tests.unit.agent.conftest import Serve, serve
 
 __all__ = ["serve"]

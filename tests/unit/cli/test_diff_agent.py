@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from pykubeproxy.cli import running_agent
 from pykubeproxy.cli.diff import diff
+from pykubeproxy.nodes import agent as running_agent
 from tests.fakes.http_client import free_port
-from tests.fakes.running_agent import agent
+from tests.fakes.process import agent
 from tests.unit.agent.conftest import Serve, serve
 
 __all__ = ["serve"]
@@ -55,10 +55,10 @@ def test_the_same_configuration_is_no_difference(serve: Serve, config: str) -> N
 def test_its_objects_are_compared_with_those_in_a_file(serve: Serve) -> None:
     """Both for the agent's node and configuration."""
     result = compared("--against", OBJECTS, "--url", agent(serve), "-o", "json", "--family", "ipv4")
-    document = json.loads(result.stdout)
-    assert (document["before"], document["after"]) == (OBJECTS, AGENT)
-    assert any("1 endpoint added: 10.42.1.1:8080" in it for it in document["messages"])
-    rules = [rule for it in document["chains"] for rule in it["added"]]
+    (node,) = json.loads(result.stdout)["nodes"]
+    assert (node["before"], node["after"]) == (OBJECTS, AGENT)
+    assert any("1 endpoint added: 10.42.1.1:8080" in it for it in node["rules"]["messages"])
+    rules = [rule for it in node["rules"]["chains"] for rule in it["added"]]
     assert not any(rule.startswith("! -s ") for rule in rules), "both sides have the agent's configuration"
     assert not any("-d 203.0.113.7/32 " in rule for rule in rules), "the agent reaches the API server there"
 
@@ -66,7 +66,7 @@ def test_its_objects_are_compared_with_those_in_a_file(serve: Serve) -> None:
 def test_quarantined_services_are_named(serve: Serve, config: str) -> None:
     """Their live rules differ from those for their objects."""
     result = compared("--against-config", config, "--url", agent(serve))
-    assert "The agent has quarantined ns/api:http; their rules differ.\n" in result.stderr
+    assert "the agent has quarantined ns/api:http; their rules differ.\n" in result.stderr
 
 
 def test_without_an_agent_the_output_says_that_settings_are_defaults(

@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pykubeproxy import http
-from pykubeproxy.agent.observe.object_documents import ObjectDocument, Objects, encode
-from pykubeproxy.cli import running_agent
 from pykubeproxy.cli.explain import explain
+from pykubeproxy.nodes import agent as running_agent
 from pykubeproxy.objects import Node
+from pykubeproxy.pages.servicez import NodeObjects, ObjectDocument, encode
 from tests.fakes.http_client import free_port
-from tests.fakes.running_agent import agent
+from tests.fakes.process import agent
 from tests.objects import service
 from tests.unit.agent.conftest import Serve, serve
 
@@ -39,8 +39,8 @@ def test_a_quarantined_service_is_explained(serve: Serve) -> None:
     url = agent(serve)
     said = "Quarantined: No such file."
     assert said in " ".join(asked("api", "--url", url).stdout.split())
-    (entry,) = json.loads(asked("api", "--url", url, "-o", "json").stdout)["services"]
-    assert (entry["quarantined"], entry["notes"][0].startswith(said)) == (True, True)
+    (entry,) = json.loads(asked("api", "--url", url, "-o", "json").stdout)["services"][0]["ports"]
+    assert (entry["quarantined"], entry["destinations"][0].startswith(said)) == (True, True)
     assert "Quarantined" not in asked("web", "--url", url).stdout
     assert "Quarantined" not in asked("api", "--url", url, "--node", "node2").stdout
 
@@ -49,8 +49,10 @@ def test_another_node(serve: Serve) -> None:
     """Of other nodes an agent knows their zone from the endpoints that are there."""
     result = asked("ns/web", "--url", agent(serve), "--node", "node2", "-o", "json")
     document = json.loads(result.stdout)
-    assert document["node"] == {"name": "node2", "zone": "b"}
-    assert [it["address"] for it in document["differences"]["endpoints"]] == ["10.42.1.1", "10.42.2.2"]
+    assert document["nodes"] == [{"name": "node2", "zone": "b"}, {"name": "node1", "zone": "a"}]
+    (policy,) = document["services"][0]["ports"][0]["policies"]
+    used = [[it["address"] for it in group["endpoints"] if it["used"]] for group in policy["groups"]]
+    assert used == [["10.42.2.2"], ["10.42.1.1"]]
 
 
 def test_agent_on_this_node_is_the_default(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,11 +105,11 @@ def answering(serve: Serve, body: bytes) -> str:
 
 def test_another_version(serve: Serve) -> None:
     """explain rejects objects of another version."""
-    body = encode(ObjectDocument(Objects(Node("n")), "", version="0.0.1"))
+    body = encode(ObjectDocument(NodeObjects(Node("n")), "", version="0.0.1"))
     assert "its version is 0.0.1, this is" in asked("web", "--url", answering(serve, body)).stderr
 
 
-OBJECTS_OF_WEB = Objects(Node("n"), (service("web"),))
+OBJECTS_OF_WEB = NodeObjects(Node("n"), (service("web"),))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_an_agent_without_a_usable_answer_is_not_replaced_by_default_settings(
     """The settings of the API server's default would explain other rules than the agent's."""
     monkeypatch.setattr(running_agent, "DEFAULT_URL", agent(serve, busy=5))
     assert "returned status 503; retry, or pass --config" in asked("web").stderr
-    body = encode(ObjectDocument(Objects(Node("n")), "", version="0.0.1"))
+    body = encode(ObjectDocument(NodeObjects(Node("n")), "", version="0.0.1"))
     monkeypatch.setattr(running_agent, "DEFAULT_URL", answering(serve, body))
     assert "its version is 0.0.1" in asked("web").stderr
 
@@ -151,7 +153,8 @@ def test_one_family() -> None:
     """The other is left out, with what is said of it."""
     result = asked("web", "-f", OBJECTS, "--hostname-override", "node1", "--family", "ipv6", "-o", "json")
     document = json.loads(result.stdout)
-    assert {it["family"] for it in [*document["services"], *document["skippedServices"]]} <= {"IPv6"}
+    (found,) = document["services"]
+    assert {it["family"] for it in [*found["ports"], *found["skippedFamilies"]]} <= {"IPv6"}
 
 
 def test_the_api_server_addresses_are_those_of_the_agent(serve: Serve) -> None:

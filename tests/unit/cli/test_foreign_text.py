@@ -8,11 +8,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pykubeproxy.agent.observe.status import FamilyStatus, Repair, Status, Sync, encode
 from pykubeproxy.bundle.layout import OBJECTS, STATUS
 from pykubeproxy.cli import main
 from pykubeproxy.cli.kubectl import plugin
 from pykubeproxy.objects import Family
+from pykubeproxy.pages.statusz import AgentStatus, FamilyStatus, RepairRecord, SyncRecord, encode
 from pykubeproxy.rules.drift import TableDrift
 from tests.cases import as_restore_input, load_case
 from tests.fakes.bundles import failing, section, written
@@ -84,7 +84,7 @@ def test_objects(arguments: tuple[str, ...], manifest: str) -> None:
     "arguments",
     [
         ("dump-rules",),
-        ("dump-rules", "-o", "iptables"),
+        ("dump-rules", "-o", "rules"),
         ("dump-rules", "-o", "yaml"),
         ("dump-rules", HOSTILE),
         ("trace", "10.244.1.99", "10.96.1.1:80"),
@@ -96,7 +96,7 @@ def test_rules(arguments: tuple[str, ...], rules: str) -> None:
     shown(main, *arguments, "--rules", rules)
 
 
-@pytest.mark.parametrize("options", [("-o", "words"), ("-o", "rules"), ("-o", "json"), ("--meaning",)])
+@pytest.mark.parametrize("options", [("-o", "text"), ("-o", "rules"), ("-o", "json"), ("--meaning",)])
 def test_comparisons(options: tuple[str, ...], rules: str, manifest: str) -> None:
     shown(main, "diff", "--rules", rules, "-f", manifest, CIDRS, "--hostname-override", "node1", *options)
 
@@ -111,7 +111,7 @@ def test_files_with_hostile_names(tmp_path: Path, rules: str) -> None:
 
 def test_the_status_in_a_bundle(tmp_path: Path) -> None:
     """A node wrote it, and its own name, its writers and failures are hostile."""
-    told = Status(
+    told = AgentStatus(
         version=HOSTILE,
         node=HOSTILE,
         backend=HOSTILE,
@@ -123,8 +123,8 @@ def test_the_status_in_a_bundle(tmp_path: Path) -> None:
         node_eligible=True,
         families=(FamilyStatus(HOSTILE, False),),
         unavailable_families={HOSTILE: HOSTILE},
-        syncs=(Sync(1, HOSTILE, True, 1.0, 1, HOSTILE),),
-        repairs=(Repair(1, HOSTILE, 1.0, (TableDrift(HOSTILE, 1),), (HOSTILE,)),),
+        syncs=(SyncRecord(1, HOSTILE, True, 1.0, 1, HOSTILE),),
+        repairs=(RepairRecord(1, HOSTILE, 1.0, (TableDrift(HOSTILE, 1),), (HOSTILE,)),),
     )
     path = tmp_path / "node.tar.gz"
     path.write_bytes(
@@ -138,7 +138,7 @@ def test_the_status_in_a_bundle(tmp_path: Path) -> None:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteNodes]:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    monkeypatch.setattr("pykubeproxy.cli.kubectl.diff._wait", lambda seconds: None)
+    monkeypatch.setattr("pykubeproxy.cli.diff._wait", lambda seconds: None)
     with RemoteNodes(tmp_path) as running:
         running.pod("p1", "n1", image=f"kube-proxy:{HOSTILE}", restarts=2)
         running.saves("p1", "nft", SERVING.replace('default/web:http"', f'default/web:http {HOSTILE}"'))

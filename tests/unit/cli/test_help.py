@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from pykubeproxy.cli import main
+from pykubeproxy.cli.flags import topic_of
 from pykubeproxy.cli.help import (
     GROUPS,
     HELP,
@@ -22,7 +23,6 @@ from pykubeproxy.cli.help import (
     option,
 )
 from pykubeproxy.cli.kubectl import plugin
-from pykubeproxy.cli.topics import topic_of
 from pykubeproxy.config import SETTINGS
 
 

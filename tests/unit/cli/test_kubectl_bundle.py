@@ -11,8 +11,9 @@ from pykubeproxy.bundle.layout import FILES, METRICS, OBJECTS, TABLES
 from pykubeproxy.bundle.read import Bundle, read_bundle
 from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.cli.explain import explain
-from pykubeproxy.cli.kubectl import bundle as module
 from pykubeproxy.cli.kubectl import plugin
+from pykubeproxy.nodes import cluster as nodes_cluster
+from pykubeproxy.nodes import saving
 from tests.fakes.bundles import failing, section, written
 from tests.fakes.cluster import service, slice_of
 from tests.fakes.remote_nodes import AGENT, SERVING, RemoteNodes, saved
@@ -123,8 +124,8 @@ def test_interrupted_command_leaves_no_files(cluster: RemoteNodes, monkeypatch: 
         target("half").write_text("half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "save_node", half)
-    monkeypatch.setattr(module, "on_each_node", lambda save, nodes, *_: [save(it) for it in nodes])
+    monkeypatch.setattr(saving, "save_node", half)
+    monkeypatch.setattr(nodes_cluster, "on_each_node", lambda save, nodes, *_: [save(it) for it in nodes])
     CliRunner().invoke(plugin, ["bundle", "--all-nodes", "-o", "out"])
     assert list(Path("out").iterdir()) == []
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.cli.kubectl.completion import completions, main
+from pykubeproxy.cli.completion import main
+from pykubeproxy.cli.completion import plugin_completions as completions
 from tests.fakes.cluster import service
 from tests.fakes.remote_nodes import RemoteNodes
 
@@ -32,7 +33,7 @@ def test_last_line_is_the_directive(
     """:4 rules out names of files, :0 asks for them."""
     monkeypatch.setattr("sys.argv", ["kubectl_complete-pykubeproxy", "status", "-o", ""])
     main()
-    assert capsys.readouterr().out == "text\njson\n:4\n"
+    assert capsys.readouterr().out == "text\nwide\njson\nyaml\nname\n:4\n"
     assert completions(["status", "--kubeconfig"], "/tmp/") == [":0"]
 
 

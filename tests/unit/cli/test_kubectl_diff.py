@@ -1,22 +1,27 @@
 """`kubectl pykubeproxy diff`: exit codes, formats, and what it asks the API server for."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from pykubeproxy.cli.kubectl import diff as module
-from pykubeproxy.cli.kubectl.arguments import NodeSelection
-from pykubeproxy.inspect.fleet.model import NodeResult, NodeVerdict
-from pykubeproxy.objects import Family, Key, Node
-from pykubeproxy.remote import NodeAccess, ReadNode, UnreadNode
-from pykubeproxy.rules.saves import SavedFile, read_saves
+from pykubeproxy.cli import diff as module
+from pykubeproxy.cli.cluster import NodeSelection
+from pykubeproxy.inspect.diff import rounds
+from pykubeproxy.inspect.diff.report import NodeResult, NodeVerdict
+from pykubeproxy.inspect.node import NodeState, UnknownNode, unread_rules
+from pykubeproxy.nodes import cluster as nodes_of_clusters
+from pykubeproxy.nodes.cluster import NodeAccess, remarks
+from pykubeproxy.objects import Family, Node
+from pykubeproxy.rules.save_files import SavedFile, read_saves
 from pykubeproxy.services.cluster import Cluster
-from tests.fleet import NodeKind, Size, cluster, nodes, saved, tables
+from pykubeproxy.sources import queries
+from tests.fleet import NodeKind, Size, cluster, nodes, saved, state_of, tables
 
 SIZE = Size(nodes=8, services=5)
 
@@ -50,30 +55,32 @@ def _api_server(
     def objects(_: object) -> Cluster:
         return now
 
-    def read_nodes(_: object, wanted: Iterable[Node], at_once: int = 1) -> Iterator[ReadNode | UnreadNode]:
-        assert at_once
-        for node in wanted:
-            one = known[node.name]
-            if one.kind is NodeKind.IPVS:
-                reason = "runs kube-proxy in IPVS mode"
-                yield UnreadNode(node, reason, True, "ipvs", "kube-proxy v1.35.1", "kube-system/p7")
-            elif node.name in failing:
-                yield UnreadNode(node, "exec failed: connection refused")
-            else:
-                rules = tables(one, old if node.name in stale else now)
-                files = (SavedFile(family.value, saved(it)) for family, it in rules.items())
-                found = {it.ruleset.family: it for it in read_saves(files)}
-                pod, proxy = f"kube-system/proxy-{node.name}", f"kube-proxy {one.form.value}"
-                unread = {Family.IPV6: "no IPv6"} if node.name in without_ipv6 else {}
-                yield ReadNode(node, found, pod, proxy, "legacy" if one.node.name == "node1" else "", unread)
+    def read_node(_: object, node: Node, __: object) -> NodeState | UnknownNode:
+        one = known[node.name]
+        if one.kind is NodeKind.IPVS:
+            reason = "runs kube-proxy in IPVS mode"
+            return UnknownNode(node, reason, True, "ipvs", "kube-proxy v1.35.1", "kube-system/p7")
+        if node.name in failing:
+            return UnknownNode(node, "exec failed: connection refused")
+        rules = tables(one, old if node.name in stale else now)
+        files = (SavedFile(family.value, saved(it)) for family, it in rules.items())
+        found = {it.ruleset.family: it.ruleset for it in read_saves(files)}
+        state = state_of(node, found, f"kube-proxy {one.form.value}", f"kube-system/proxy-{node.name}")
+        unread = {Family.IPV6: "no IPv6"} if node.name in without_ipv6 else {}
+        return msgspec.structs.replace(
+            state,
+            unread={unread_rules(family): reason for family, reason in unread.items()},
+            remarks=remarks(unread, "legacy" if node.name == "node1" else ""),
+        )
 
     client = SimpleNamespace(server_addresses=frozenset)
     monkeypatch.setattr(module, "open_client", lambda _: client)
     monkeypatch.setattr(module, "list_objects", objects)
     monkeypatch.setattr(module, "node_access", lambda _, __: nullcontext(NodeAccess(None)))  # type: ignore[arg-type]
     monkeypatch.setattr(module, "list_nodes", lambda _, wanted: selected(wanted))
-    monkeypatch.setattr(module, "read_nodes", read_nodes)
-    monkeypatch.setattr(module, "last_changes", lambda _, services: dict.fromkeys(services, 1000.0))
+    monkeypatch.setattr(nodes_of_clusters, "find_node_pods", lambda *_: None)
+    monkeypatch.setattr(nodes_of_clusters, "read_node", read_node)
+    monkeypatch.setattr(queries, "last_changes", lambda _, services: dict.fromkeys(services, 1000.0))
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
 
 
@@ -82,7 +89,7 @@ def selected(wanted: Any) -> list[Node]:
 
 
 def run(*args: str) -> Result:
-    return CliRunner().invoke(module.diff, args)
+    return CliRunner().invoke(module.diff_of_nodes, args)
 
 
 def test_nodes_that_follow_give_exit_code_0_even_with_other_modes_among_them() -> None:
@@ -174,8 +181,8 @@ def test_only_one_node_has_a_diff_of_rules() -> None:
 
 def test_a_quarantined_service_gives_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its node follows the objects, but nobody serves it."""
-    result = NodeResult("node1", NodeVerdict.FOLLOWS, quarantined=(Key("default", "large"),))
-    monkeypatch.setattr(module, "compare_fleet", lambda *_: iter([result]))
+    result = NodeResult("node1", NodeVerdict.FOLLOWS, quarantined=("default/large",))
+    monkeypatch.setattr(rounds, "compare_nodes", lambda *_, **__: iter([result]))
     found = run("--all-nodes")
     assert found.exit_code == 1
     assert "node1: 1 quarantined Service, not served: default/large;" in found.output

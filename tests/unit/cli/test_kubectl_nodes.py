@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from pykubeproxy.cli.kubectl import access, plugin
+from pykubeproxy.cli.kubectl import plugin
 from tests.fakes.faulty_apiserver import Order
 from tests.fakes.remote_nodes import AGENT, KUBELET_ONLY, SERVING, RemoteNodes
 
@@ -29,6 +29,20 @@ STATUS = {
 }
 
 
+def status_of(agent: dict[str, Any]) -> str:
+    """Return what the status command of an agent prints."""
+    nodes = [{"node": agent["node"], "agent": agent}]
+    return json.dumps(
+        {"apiVersion": "pykubeproxy/v1", "kind": "Status", "healthy": True, "time": 60.0, "nodes": nodes}
+    )
+
+
+def checks_of(*checks: dict[str, Any]) -> str:
+    """Return what the check command of an agent prints."""
+    node = {"node": "n2", "checks": checks, "passed": True, "complete": True}
+    return json.dumps({"apiVersion": "pykubeproxy/v1", "kind": "Check", "passed": True, "nodes": [node]})
+
+
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteNodes]:
     """A node with kube-proxy, one with our agent, and one with Cilium."""
@@ -38,7 +52,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteN
         running.saves("p1", "nft", SERVING)
         running.pod("p2", "n2", AGENT, container="agent", image="pykubeproxy:0.1.0")
         running.saves("p2", "nft", SERVING)
-        running.program("p2", "pykubeproxy", json.dumps(STATUS))
+        running.program("p2", "pykubeproxy", status_of(STATUS))
         running.pod("cilium-1", "n3", {"k8s-app": "cilium"})
         yield running
 
@@ -75,13 +89,15 @@ def test_dump_rules_of_all_nodes(cluster: RemoteNodes) -> None:
 def test_dump_rules_as_json(cluster: RemoteNodes) -> None:
     cluster.node("n4")
     document = printed("dump-rules", "--all-nodes", code=2)
-    assert [(it["node"], it["proxy"], it["pod"]) for it in document["nodes"]] == [
-        ("n1", "kube-proxy v1.35.1", "kube-system/p1"),
-        ("n2", "pykubeproxy 0.1.0", "kube-system/p2"),
+    assert [(it["node"], it["proxy"], it["pod"], it["otherProxy"]) for it in document["nodes"]] == [
+        ("n1", "kube-proxy v1.35.1", "kube-system/p1", False),
+        ("n2", "pykubeproxy 0.1.0", "kube-system/p2", False),
+        ("n3", None, None, True),
+        ("n4", None, None, False),
     ]
     (service,) = document["nodes"][0]["services"]
     assert (service["name"], service["endpoints"][0]["packets"]) == ("web", 7)
-    assert [(it["node"], it["otherProxy"]) for it in document["unread"]] == [("n3", True), ("n4", False)]
+    assert document["nodes"][2]["unread"] == "runs Cilium and no kube-proxy"
 
 
 def test_dump_rules_of_a_service(cluster: RemoteNodes) -> None:
@@ -90,8 +106,8 @@ def test_dump_rules_of_a_service(cluster: RemoteNodes) -> None:
     for name in ("default/web", "svc/web:http", "web.default:80"):
         assert "default/web" in invoke("dump-rules", name, "--node", "n1").stdout
     result = invoke("dump-rules", "web", "--node", "n1", "-n", "other")
-    assert result.stderr == "Node n1 has no rules for other/web.\n"
-    assert "-A KUBE-SVC-A" in invoke("dump-rules", "web", "--node", "n1", "-o", "iptables").stdout
+    assert result.stderr == "There are no rules for other/web on node n1.\n"
+    assert "-A KUBE-SVC-A" in invoke("dump-rules", "web", "--node", "n1", "-o", "rules").stdout
 
 
 def test_status(cluster: RemoteNodes) -> None:
@@ -99,14 +115,14 @@ def test_status(cluster: RemoteNodes) -> None:
     assert [line.split()[0] for line in lines] == ["NODE", "n1", "n2", "n3", "It"]
     assert lines[1].split()[1:7] == ["kube-proxy", "v1.35.1", "iptables", "(nft)", "ready", "2"]
     assert lines[2].split()[1:7] == ["pykubeproxy", "0.1.0", "iptables", "(legacy)", "healthy", "0"]
-    assert lines[4] == "    It runs Cilium and no kube-proxy."
+    assert lines[4] == "  It runs Cilium and no kube-proxy."
 
 
 def test_status_of_a_node_with_a_problem(cluster: RemoteNodes) -> None:
     cluster.saves("p1", "nft", KUBELET_ONLY)
     cluster.saves("p1", "legacy", "")
     unwell = STATUS | {"healthy": False, "ready": False}
-    cluster.program("p2", "pykubeproxy", json.dumps(unwell), code=1)
+    cluster.program("p2", "pykubeproxy", status_of(unwell), code=1)
     document = printed("status", "--all-nodes", code=1)
     assert not document["healthy"]
     first, second, third = document["nodes"]
@@ -121,13 +137,13 @@ FORGED = "nft\nn9    kube-proxy v1.35.1  iptables"
 
 
 def test_node_cannot_forge_lines(cluster: RemoteNodes) -> None:
-    cluster.program("p2", "pykubeproxy", json.dumps(STATUS | {"backend": FORGED}))
+    cluster.program("p2", "pykubeproxy", status_of(STATUS | {"backend": FORGED}))
     assert [it.split()[:1] for it in invoke("status", "--node", "n2").stdout.splitlines()] == [
         ["NODE"],
         ["n2"],
     ]
     forged = {"check": FORGED, "level": "ok", "message": FORGED, "advice": FORGED, "family": None}
-    cluster.program("p2", "pykubeproxy", json.dumps({"checks": [forged]}))
+    cluster.program("p2", "pykubeproxy", checks_of(forged))
     lines = invoke("check", "--node", "n2").stdout.splitlines()
     assert not [it for it in lines if it.startswith("n9")]
 
@@ -138,6 +154,23 @@ def test_status_of_an_agent_that_does_not_answer(cluster: RemoteNodes) -> None:
     assert entry["problem"] == "`pykubeproxy status` in pod kube-system/p2 failed: Error: no agent"
 
 
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        (status_of(STATUS).replace("pykubeproxy/v1", "pykubeproxy/v99"), "its API version is pykubeproxy/v99"),
+        (json.dumps({"apiVersion": "pykubeproxy/v1", "kind": "Status", "healthy": True, "time": 1, "nodes": [{"node": "n2"}]}), "says nothing"),
+    ],
+)  # fmt: skip
+def test_an_answer_of_another_version_is_a_problem(cluster: RemoteNodes, document: str, problem: str) -> None:
+    cluster.program("p2", "pykubeproxy", document)
+    (entry,) = printed("status", "--node", "n2", code=1)["nodes"]
+    assert problem in entry["problem"]
+
+
+def test_names_of_all_nodes_come_once(cluster: RemoteNodes) -> None:
+    assert invoke("dump-rules", "--all-nodes", "-o", "name").stdout == "svc/default/web:http\n"
+
+
 NO_IPV6 = "IPv6 rules could not be read: ip6tables-nft-save exited with status 1: no IPv6"
 
 
@@ -145,7 +178,7 @@ def test_family_that_cannot_be_read_is_named(cluster: RemoteNodes) -> None:
     cluster.program("p1", "ip6tables-nft-save", errors="no IPv6", code=1)
     result = invoke("dump-rules", "--node", "n1")
     assert "default/web" in result.stdout and result.stderr == f"n1: {NO_IPV6}\n"
-    assert printed("dump-rules", "--node", "n1")["nodes"][0]["notes"] == [NO_IPV6]
+    assert printed("dump-rules", "--node", "n1")["nodes"][0]["remarks"] == [NO_IPV6]
     assert printed("status", "--node", "n1")["nodes"][0]["notes"] == [NO_IPV6]
     assert " ".join(invoke("status", "--node", "n1").stdout.split()).endswith(NO_IPV6)
     (entry,) = printed("check", "--node", "n1")["nodes"]
@@ -157,7 +190,7 @@ def test_windows_node(cluster: RemoteNodes) -> None:
     """It has no fault."""
     cluster.node("n4", os="windows")
     lines = invoke("status", "--node", "n4").stdout.splitlines()
-    assert lines[-1] == "    It runs Windows, whose proxies write no iptables rules."
+    assert lines[-1] == "  It runs Windows, whose proxies write no iptables rules."
     (entry,) = printed("check", "--node", "n4")["nodes"]
     assert [(it["check"], it["level"]) for it in entry["checks"]] == [("mode", "skip")]
     result = invoke("bundle", "--node", "n4", "--debug-image", "image:1")
@@ -168,7 +201,7 @@ def test_windows_node(cluster: RemoteNodes) -> None:
 def test_check(cluster: RemoteNodes) -> None:
     """Our agent checks its node itself; what kube-proxy's pod and rules show is checked here."""
     own = {"check": "kernel", "level": "ok", "message": "works", "advice": "", "family": "IPv4"}
-    cluster.program("p2", "pykubeproxy", json.dumps({"checks": [own]}))
+    cluster.program("p2", "pykubeproxy", checks_of(own))
     document = printed("check", "--all-nodes")
     assert document["passed"]
     first, second, third = document["nodes"]
@@ -195,7 +228,7 @@ def test_progress_counts_nodes(cluster: RemoteNodes, monkeypatch: pytest.MonkeyP
         seen.append(f"{label}: {total}")
         yield lambda: seen.append("one")
 
-    monkeypatch.setattr(access, "progress", progress)
+    monkeypatch.setattr(f"pykubeproxy.cli.{command}.progress", progress)
     monkeypatch.chdir(cluster.kubeconfig.parent)
     CliRunner().invoke(plugin, [command, "--all-nodes"])
     assert seen[0].endswith(" nodes: 3") and seen[1:] == ["one"] * 3

@@ -5,9 +5,16 @@ from typing import Any
 import click
 from click.testing import CliRunner
 
+from pykubeproxy.cli.cluster import (
+    NodeSelection,
+    PodOptions,
+    ServerOptions,
+    namespace_option,
+    node_options,
+    pod_options,
+    server_options,
+)
 from pykubeproxy.cli.kubectl import plugin
-from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerOptions
-from pykubeproxy.cli.kubectl.options import namespace_option, node_options, pod_options, server_options
 
 SEEN: list[dict[str, Any]] = []
 

@@ -1,19 +1,17 @@
 """kubectl pykubeproxy trace and explain: objects from an API server, rules of three nodes that are stood in for."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from pykubeproxy.cli.kubectl import explain as explain_command
 from pykubeproxy.cli.kubectl import plugin
-from pykubeproxy.cli.kubectl import trace as trace_command
+from pykubeproxy.inspect.node import NodeRules, NodeState, Origin, Question, UnknownNode
 from pykubeproxy.lab.apiserver import ApiServer
-from pykubeproxy.objects import Family, Node
-from pykubeproxy.remote import NodeAccess, ReadNode, UnreadNode
-from pykubeproxy.rules.saves import SavedTables
+from pykubeproxy.nodes.cluster import ClusterNodes
+from pykubeproxy.objects import Family
 from tests.cases import load_case
 from tests.fakes.three_nodes import OUTSIDE, ThreeNodes
 
@@ -69,18 +67,19 @@ class Cluster:
         self.read: list[str] = []
         self.unread: dict[str, str] = {}
 
-    def read_nodes(
-        self, _: NodeAccess, nodes: Iterable[Node], *, at_once: int = 16
-    ) -> Iterator[ReadNode | UnreadNode]:
-        for it in nodes:
-            self.read.append(it.name)
-            if it.name in self.unread:
-                yield UnreadNode(it, self.unread[it.name], True)
+    def states(self, source: ClusterNodes, question: Question) -> Iterator[NodeState | UnknownNode]:
+        for node in source.wanted:
+            if question.nodes and node.name not in question.nodes:
+                continue
+            self.read.append(node.name)
+            if node.name in self.unread:
+                yield UnknownNode(node, self.unread[node.name], True)
             else:
-                tables = {
-                    family: SavedTables(self.nodes.rules(it.name, family), {}, "nft") for family in Family
+                rules = {
+                    family: NodeRules(self.nodes.rules(node.name, family), backend="nft") for family in Family
                 }
-                yield ReadNode(it, tables, "kube-system/proxy", "kube-proxy v1.35.1")
+                origin = Origin("", "", "kube-proxy v1.35.1", "kube-system/proxy")
+                yield NodeState(node, origin, rules)
 
     def run(self, *arguments: str) -> Result:
         return CliRunner().invoke(plugin, [*arguments, "--kubeconfig", self.kubeconfig, "-n", "ns1"])
@@ -97,8 +96,7 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def cluster(kubeconfig: str, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     found = Cluster(kubeconfig)
-    for module in (trace_command, explain_command):
-        monkeypatch.setattr(module, "read_nodes", found.read_nodes)
+    monkeypatch.setattr(ClusterNodes, "nodes", lambda source, question: found.states(source, question))
     return found
 
 
@@ -119,7 +117,7 @@ def test_client_outside_gets_the_answer_of_each_node(cluster: Cluster) -> None:
     result = cluster.run("trace", OUTSIDE, "web.ns1", "-o", "json")
     made = json.loads(result.stdout)
     assert made["verdict"] == "partly"
-    assert {way["node"]: way["outcomes"][0]["result"] for way in made["ways"]} == {
+    assert {way["node"]: way["ends"][0]["result"] for way in made["ways"]} == {
         "node1": "reached",
         "node2": "reached",
         "node3": "dropped",
@@ -145,7 +143,7 @@ def test_pod_on_the_host_network_acts_as_its_node(cluster: Cluster) -> None:
     result = cluster.run("trace", "pod/agent", "svc/web:http", "-o", "json")
     made = json.loads(result.stdout)
     assert made["source"] == {"kind": "node", "address": "192.168.99.20", "node": "node2", "pod": "ns1/agent"}
-    assert {it["masqueradedOn"] for it in made["ways"][0]["outcomes"]} == {"node2"}
+    assert {it["masqueradedOn"] for it in made["ways"][0]["ends"]} == {"node2"}
 
 
 def test_port_that_no_service_has_is_named(cluster: Cluster) -> None:
@@ -181,14 +179,15 @@ def test_mistakes_name_the_next_step(cluster: Cluster, arguments: tuple[str, ...
 
 def test_steps_show_the_rules_on_each_node(cluster: Cluster) -> None:
     result = cluster.run("trace", "pod/client", "svc/web:http", "--steps")
-    assert "  nat KUBE-SERVICES\n   yes  -d 10.96.1.1/32 -p tcp" in result.stdout
+    assert "  nat KUBE-SERVICES\n    yes  -d 10.96.1.1/32 -p tcp" in result.stdout
 
 
 def test_explain_reads_no_rules_without_a_node(cluster: Cluster) -> None:
     result = cluster.run("explain", "web")
     assert result.exit_code == 0, result.output
     assert "On every node (3):" in result.stdout
-    assert "On node3:\n      dropped: all usable endpoints are on other nodes" in result.stdout
+    shown = " ".join(result.stdout.split())
+    assert "On node3, zone unknown: dropped: all usable endpoints are on other nodes" in shown
     assert cluster.read == []
 
 
@@ -196,12 +195,14 @@ def test_explain_says_whether_the_rules_of_a_node_agree(cluster: Cluster) -> Non
     assert "The rules of node1 agree." in cluster.run("explain", "ns1/web:http", "--node", "node1").stdout
     cluster.nodes = ThreeNodes("empty")
     result = cluster.run("explain", "svc/web", "--node", "node1", "-o", "json")
-    assert json.loads(result.stdout)["rules"] == {
-        "node": "node1",
-        "agree": False,
-        "differences": ["ns1/web:http TCP IPv4: the rules do not have it."],
-        "unread": None,
-    }
+    assert json.loads(result.stdout)["rules"] == [
+        {
+            "node": "node1",
+            "agree": False,
+            "differences": ["ns1/web:http TCP IPv4: the rules do not have it."],
+            "unread": None,
+        }
+    ]
 
 
 def test_explain_names_a_node_in_another_mode(cluster: Cluster) -> None:

@@ -11,8 +11,8 @@ from typing import TextIO
 import pytest
 import structlog
 
-from pykubeproxy.cli import log_queue
-from pykubeproxy.cli.log_queue import LogQueue
+from pykubeproxy.cli import logs
+from pykubeproxy.cli.logs import LogQueue
 from tests.fakes.follower import eventually
 
 # More than a pipe holds.
@@ -61,7 +61,7 @@ def test_a_stalled_reader_blocks_no_writer(pipe: Pipe, monkeypatch: pytest.Monke
     lines = LogQueue(pipe.file, most_texts=10)
     printer = structlog.WriteLogger(lines)  # type: ignore[arg-type]
     monkeypatch.setattr(
-        log_queue, "log", structlog.wrap_logger(printer, processors=[lambda _, __, event: str(event)])
+        logs, "log", structlog.wrap_logger(printer, processors=[lambda _, __, event: str(event)])
     )
     begun = time.monotonic()
     lines.write("x" * FULL + "\n")

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from pykubeproxy.cli.render import render
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.ruleset import ChainKey, parse
+from pykubeproxy.rules.iptables_save import parse
+from pykubeproxy.rules.ruleset import ChainKey
 
 OBJECTS = str(Path(__file__).parents[2] / "data" / "manifests" / "explain.yaml")
 
@@ -51,7 +52,9 @@ def test_file_without_objects_is_an_error(tmp_path: Path) -> None:
 def test_node_that_is_not_in_the_files_is_named() -> None:
     result = CliRunner().invoke(render, ["-f", OBJECTS, "--hostname-override", "nod1"])
     assert result.exit_code == 0
-    assert result.stderr == "The files have no Node nod1; correct --hostname-override, or add the Node.\n"
+    assert (
+        result.stderr == "Note: the files have no Node nod1; correct --hostname-override, or add the Node.\n"
+    )
 
 
 def test_both_families() -> None:

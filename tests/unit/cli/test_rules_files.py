@@ -8,25 +8,24 @@ from pathlib import Path
 from random import Random
 
 import click
+import msgspec
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 import pykubeproxy.cli
 from pykubeproxy import kernel
-from pykubeproxy.cli import rules_files
 from pykubeproxy.cli.diff import diff
 from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.cli.trace import trace
 from pykubeproxy.inspect.dump.model import in_order, views
-from pykubeproxy.inspect.dump.render import document
 from pykubeproxy.inspect.limit import RuleLimit
-from pykubeproxy.inspect.trace import render as trace_views
-from pykubeproxy.inspect.trace.model import trace_packet
-from pykubeproxy.inspect.trace.packet import Host, Packet
+from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
 from pykubeproxy.kernel import KernelError, Missing, NotPermitted
+from pykubeproxy.nodes import saved as saved_nodes
 from pykubeproxy.objects import Family
 from tests.cases import ADDRESSES, NAMES, expected, load_case
+from tests.traces import trace_text
 
 pytestmark = pytest.mark.usefixtures("no_command_runs")
 
@@ -80,13 +79,12 @@ def test_recorded_rules_read_as_on_the_node(name: str, tmp_path: Path) -> None:
     path = written(name, tmp_path)
     result = invoke(dump_rules, "--rules", path, "-o", "json")
     found = [view for family in Family for view in views(expected(load_case(name), family), {})]
-    assert json.loads(result.stdout) == json.loads(json.dumps(document(in_order(found)), default=vars))
-    traced = invoke(trace, POD, "10.96.1.1:80", "--rules", path, "--node-address", NODE)
-    packet = Packet("tcp", POD, "10.96.1.1", 80)
-    host = Host(frozenset([NODE]))
-    assert traced.stdout == click.unstyle(
-        trace_views.text(trace_packet(expected(load_case(name), Family.IPV4), packet, host))
+    assert json.loads(result.stdout)["nodes"][0]["services"] == json.loads(
+        msgspec.json.encode(in_order(found))
     )
+    traced = invoke(trace, POD, "10.96.1.1:80", "--rules", path, "--node-address", NODE)
+    packet, network = Packet("tcp", POD, "10.96.1.1", 80), NodeNetwork(frozenset([NODE]))
+    assert traced.stdout == click.unstyle(trace_text(expected(load_case(name), Family.IPV4), packet, network))
     addresses = [option for it in ADDRESSES for option in ("--node-address", it)]
     compared = invoke(diff, "--rules", path, *options_of(name, tmp_path), *addresses)
     assert (compared.exit_code, compared.stdout) == (0, "")
@@ -118,7 +116,9 @@ def test_counters_are_shown(rules: Path) -> None:
     """As with `iptables-save -c`."""
     lines = [f"[7:420] {it}" if it.startswith("-A") else it for it in rules.read_text().splitlines()]
     result = invoke(dump_rules, "web", "--rules", "-", "-o", "json", stdin="\n".join(lines))
-    endpoints = [it for service in json.loads(result.stdout)["services"] for it in service["endpoints"]]
+    endpoints = [
+        it for service in json.loads(result.stdout)["nodes"][0]["services"] for it in service["endpoints"]
+    ]
     assert {(it["packets"], it["bytes"]) for it in endpoints} == {(7, 420)}
 
 
@@ -126,7 +126,7 @@ def test_trace_asks_for_the_addresses_of_the_node(rules: Path) -> None:
     """Node ports are served at addresses that only the node knows."""
     arguments = (OUTSIDE, f"{NODE}:30080", "--rules", rules)
     result = invoke(trace, *arguments)
-    assert "matches no service" in result.stdout
+    assert "not through a Service" in result.stdout
     assert "Give each with --node-address" in result.stderr
     result = invoke(trace, *arguments, "--node-address", NODE)
     assert "goes to one of" in result.stdout
@@ -140,8 +140,9 @@ def test_diff_finds_a_changed_rule(rules: Path, objects: tuple[str, ...]) -> Non
     result = invoke(diff, "--rules", rules, *objects, "-o", "json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
-    assert found["before"] == f"rules in {rules}"
-    (service,) = found["services"]
+    (node,) = found["nodes"]
+    assert node["before"] == f"rules in {rules}"
+    (service,) = node["rules"]["ports"]
     assert [it["address"] for it in service["policies"][0]["endpointsRemoved"]] == ["10.244.1.99"]
 
 
@@ -149,7 +150,7 @@ def test_diff_names_a_family_that_is_not_compared(rules: Path, objects: tuple[st
     rules.write_text(saved("nodeport", Family.IPV4))
     result = invoke(diff, "--rules", rules, *objects)
     assert result.exit_code == 0
-    assert f"IPv6 is not compared: there are no IPv6 rules in {rules}." in result.stderr
+    assert f"IPv6 rules are not compared: there are none in {rules}." in result.stderr
     result = invoke(diff, "--rules", rules, *objects, "--family", "ipv6")
     assert result.exit_code == 2
     assert "add the output of ip6tables-save with --rules" in result.stderr
@@ -247,7 +248,7 @@ def test_damaged_and_huge_files_are_errors(rules: Path, monkeypatch: pytest.Monk
     assert "is damaged" in invoke(dump_rules, "--rules", "-", stdin=packed[:200]).stderr
     assert "is damaged" in invoke(dump_rules, "--rules", "-", stdin=packed[:200] + b"x" * 999).stderr
     assert "is damaged" in invoke(dump_rules, "--rules", "-", stdin=b"\xff\xfe1").stderr
-    monkeypatch.setattr(rules_files, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(saved_nodes, "MOST_BYTES", 10_000)
     result = invoke(dump_rules, "--rules", "-", stdin=gzip.compress(b" " * 10_001))
     assert "more than 0 MiB" in result.stderr
 
@@ -274,7 +275,7 @@ def test_chains_that_multiply_end_with_an_error(monkeypatch: pytest.MonkeyPatch)
     text = "*nat\n:PREROUTING -\n" + "".join(f":{it} -\n" for it in names) + jumps + last + "COMMIT\n"
     for command, arguments in (
         (dump_rules, ()),
-        (dump_rules, ("-o", "iptables")),
+        (dump_rules, ("-o", "rules")),
         (trace, ("10.0.0.2", "10.0.0.1:80")),
     ):
         result = invoke(command, *arguments, "--rules", "-", stdin=text)
@@ -306,10 +307,10 @@ def test_damaged_rules_never_raise(seed: int, tmp_path: Path, objects: tuple[str
     path = tmp_path / "damaged.txt"
     path.write_bytes(raw)
     for command, arguments in (
-        ("dump-rules", ("-o", random.choice(["table", "wide", "json", "yaml", "iptables"]))),
+        ("dump-rules", ("-o", random.choice(["text", "wide", "json", "yaml", "name", "rules"]))),
         ("trace", (POD, "10.96.1.1:80", "--node-address", NODE, "-o", random.choice(["text", "json"]))),
         ("trace", (OUTSIDE, f"{NODE}:30080", "--node-address", NODE)),
-        ("diff", (*objects, "-o", random.choice(["words", "rules", "json"]))),
+        ("diff", (*objects, "-o", random.choice(["text", "wide", "name", "rules", "json"]))),
     ):
         result = invoke(pykubeproxy.cli.main, command, *arguments, "--rules", path)
         assert result.exit_code in (0, 1, 2)

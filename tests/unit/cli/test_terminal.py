@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubeproxy.cli import logs, terminal
+from pykubeproxy.cli.emit import echo_json
 from pykubeproxy.config import LogFormat
 from pykubeproxy.wording import printable, styled, text_of
 
@@ -116,7 +117,7 @@ def test_traceback_shows_no_local_variables(logged: Callable[[], str], format_: 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_json_with_control_characters_is_valid(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Its own escapes come first."""
-    terminal.echo_json({"text": text})
+    echo_json({"text": text})
     shown = capsys.readouterr().out
     assert all(map(str.isprintable, shown.split("\n")))
     assert json.loads(shown) == {"text": text}

@@ -40,26 +40,43 @@ def document(*arguments: str) -> dict[str, Any]:
     return made
 
 
+def ends_of(made: dict[str, Any]) -> list[tuple[str, int, float, str | None]]:
+    """Return the endpoints with their shares, and where packets to them are masqueraded."""
+    (way,) = made["ways"]
+    return [
+        (it["address"], it["port"], it["probability"], it["masqueradedOn"])
+        for it in way["ends"]
+        if it["endpoint"]
+    ]
+
+
+def first_chain(made: dict[str, Any]) -> str:
+    return str(made["ways"][0]["visits"][0]["steps"][0]["chain"])
+
+
 def test_text(objects: Path) -> None:
     """Print text without styles if output is not a terminal."""
     result = invoke(POD, "10.96.1.1:80", "-f", str(objects), CIDRS)
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[:2] == [
-        f"{POD} to 10.96.1.1:80, TCP",
-        "goes to one of 2 endpoints and keeps its source",
+    assert result.stdout.splitlines()[:6] == [
+        f"pod {POD} goes to one of 2 endpoints of ns1/web:http, on node1 and node2;",
+        "  the rules of node2 are unknown (not read; use `kubectl pykubeproxy trace`).",
+        f"  {POD} on node1 to cluster IP 10.96.1.1:80, TCP",
+        "",
+        "50%  10.244.1.11:8080 on node1; masqueraded: sees an address of node1",
+        "50%  10.244.2.12:8080 on node2; sees client 10.244.1.11",
     ]
 
 
 def test_json(objects: Path) -> None:
     """Print the JSON document."""
     made = document(OUTSIDE, "10.96.1.1:80", "-f", str(objects), CIDRS)
-    assert made["verdict"] == "dnat"
-    assert made["masquerade"] is True
-    assert [(it["address"], it["port"], it["probability"]) for it in made["endpoints"]] == [
-        ("10.244.1.11", 8080, 0.5),
-        ("10.244.2.12", 8080, 0.5),
+    assert made["verdict"] == "likely"
+    assert ends_of(made) == [
+        ("10.244.1.11", 8080, 0.5, "node1"),
+        ("10.244.2.12", 8080, 0.5, "node1"),
     ]
-    assert made["steps"][0]["chain"] == "PREROUTING"
+    assert first_chain(made) == "PREROUTING"
 
 
 def test_picture(objects: Path) -> None:
@@ -73,7 +90,9 @@ def test_picture(objects: Path) -> None:
 
 def test_protocol(objects: Path) -> None:
     """A Service does not match another protocol at the same port."""
-    assert document(POD, "10.96.1.1:80", "--proto", "udp", "-f", str(objects), CIDRS)["verdict"] == "pass"
+    made = document(POD, "10.96.1.1:80", "--proto", "udp", "-f", str(objects), CIDRS)
+    assert made["message"].endswith("Service ns1/web has no port 80/UDP.")
+    assert ends_of(made) == []
 
 
 @pytest.mark.parametrize(
@@ -91,15 +110,14 @@ def test_protocol(objects: Path) -> None:
 def test_origin(objects: Path, source: str, options: tuple[str, ...], chain: str) -> None:
     """A local source starts on the node, any other source outside, unless options say otherwise."""
     made = document(source, f"{HERE}:30080", "-f", str(objects), CIDRS, *options)
-    assert made["steps"][0]["chain"] == chain
-    assert made["packet"]["from"] == ("node" if chain == "OUTPUT" else "network")
+    assert first_chain(made) == chain
 
 
 def test_node_address(objects: Path) -> None:
     """Node ports are served at --node-address."""
     there = ("--node-address", "10.9.9.9/24", "-f", str(objects), CIDRS)
-    assert document(OUTSIDE, "10.9.9.9:30080", *there)["verdict"] == "dnat"
-    assert document(OUTSIDE, "10.9.9.9:30080", "-f", str(objects), CIDRS)["verdict"] == "pass"
+    assert ends_of(document(OUTSIDE, "10.9.9.9:30080", *there))
+    assert not ends_of(document(OUTSIDE, "10.9.9.9:30080", "-f", str(objects), CIDRS))
 
 
 @pytest.mark.parametrize(
@@ -115,15 +133,14 @@ def test_pods_detected_by_interface(objects: Path, options: tuple[str, ...], mas
     """If the configuration detects pods by interface, --from pod uses that interface."""
     bridge = ("--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cbr0")
     made = document(OUTSIDE, "10.96.1.1:80", "-f", str(objects), *bridge, *options)
-    assert made["masquerade"] is masquerade
+    assert {bool(it[3]) for it in ends_of(made)} == {masquerade}
 
 
 def test_ipv6(tmp_path: Path) -> None:
     """An IPv6 destination needs brackets; the source may have them."""
     path = str(written("dual-stack", tmp_path))
     made = document("2001:db8::7", "[fd00:10:96::1]:80", "-f", path, CIDRS)
-    assert made["verdict"] == "dnat"
-    assert made["endpoints"][0]["address"] == "fd00:10:244:1::11"
+    assert ends_of(made)[0][0] == "fd00:10:244:1::11"
     assert document("[2001:db8::7]", "[FD00:10:96:0::1]:80", "-f", path, CIDRS) == made
 
 

@@ -10,16 +10,18 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from click.testing import CliRunner, Result
 
-from pykubeproxy.cli import running_agent
-from pykubeproxy.cli.lookup import AgentObjects
-from pykubeproxy.cli.rules_files import read_rules
 from pykubeproxy.cli.trace import trace
-from pykubeproxy.inspect.targets import Unresolved, parse_destination, parse_source, resolve
+from pykubeproxy.config import load
+from pykubeproxy.inspect.connection import Unresolved, resolve
+from pykubeproxy.inspect.targets import parse_destination, parse_source
+from pykubeproxy.nodes import agent as running_agent
+from pykubeproxy.nodes.directory import live_directory
+from pykubeproxy.nodes.saved import saved_node
 from pykubeproxy.objects import Family
 from tests.cases import as_restore_input, load_case
 from tests.fakes.canned import CannedServer, whole
 from tests.fakes.http_client import free_port
-from tests.fakes.running_agent import agent
+from tests.fakes.process import agent
 from tests.unit.agent.conftest import Serve, serve
 
 __all__ = ["serve"]
@@ -66,42 +68,39 @@ def test_names_in_a_file(file: str) -> None:
     """The output has the names of both ends and of endpoints; the answer is that for the addresses."""
     result = invoke("pod/ns1/client", "svc/ns1/web:http", "-f", file, CIDRS)
     assert result.stdout.splitlines()[:6] == [
-        "10.244.1.99 to 10.96.1.1:80, TCP",
-        "pod/ns1/client is 10.244.1.99 on node node1",
-        "svc/ns1/web:http is cluster IP 10.96.1.1:80",
-        "goes to one of 2 endpoints and keeps its source",
-        "    50%  10.244.1.11:8080  pod/ns1/web-1",
-        "    50%  10.244.2.12:8080",
+        "pod ns1/client goes to one of 2 endpoints of ns1/web:http, on node1 and node2;",
+        "  the rules of node2 are unknown (not read; use `kubectl pykubeproxy trace`).",
+        "  10.244.1.99 on node1 to cluster IP 10.96.1.1:80, TCP",
+        "",
+        "50%  10.244.1.11:8080 on node1 (ns1/web-1); sees client 10.244.1.99",
+        "50%  10.244.2.12:8080 on node2; sees client 10.244.1.99",
     ]
     by_name = json.loads(invoke("pod/client", "web", "-n", "ns1", "-f", file, CIDRS, "-o", "json").stdout)
     by_address = json.loads(invoke("10.244.1.99", "10.96.1.1:80", "-f", file, CIDRS, "-o", "json").stdout)
     assert by_name == by_address
-    assert by_name["names"] == {
-        "source": "pod/ns1/client",
-        "destination": "svc/ns1/web:http",
-        "endpoints": {"10.244.1.11": "pod/ns1/web-1"},
-    }
+    assert (by_name["source"]["pod"], by_name["destination"]["service"]) == ("ns1/client", "ns1/web:http")
+    assert [it["pod"] for it in by_name["ways"][0]["ends"]] == ["ns1/web-1", None]
 
 
 def test_named_node_is_the_origin(file: str) -> None:
     """The packet starts on it, as from its address."""
     made = json.loads(invoke("node/node1", "web.ns1:80", "-f", file, CIDRS, "-o", "json").stdout)
-    assert (made["packet"]["from"], made["steps"][0]["chain"]) == ("node", "OUTPUT")
+    assert (made["source"]["kind"], made["ways"][0]["visits"][0]["steps"][0]["chain"]) == ("node", "OUTPUT")
     result = invoke("node/node1", "web.ns1:80", "-f", file, CIDRS, "--from", "outside")
     assert (result.exit_code, "remove --from outside" in result.stderr) == (2, True)
 
 
 def test_a_client_outside_meets_the_load_balancer(file: str) -> None:
-    found = invoke("203.0.113.77", "svc/ns1/web", "-f", file, CIDRS).stdout.splitlines()
-    assert found[1] == "svc/ns1/web:http is load balancer 198.51.100.5:80"
-    found = invoke("203.0.113.77", "svc/ns1/web", "-f", file, CIDRS, "--from", "pod").stdout.splitlines()
-    assert found[1] == "svc/ns1/web:http is cluster IP 10.96.1.1:80"
+    found = invoke("203.0.113.77", "svc/ns1/web", "-f", file, CIDRS).stdout
+    assert "to load balancer 198.51.100.5:80" in found
+    found = invoke("203.0.113.77", "svc/ns1/web", "-f", file, CIDRS, "--from", "pod").stdout
+    assert "to cluster IP 10.96.1.1:80" in found
 
 
 def test_names_in_comments_of_rules(rules: str) -> None:
     """Rules alone name Services; the error about a pod says what else is needed."""
-    found = invoke("10.244.1.99", "svc/ns1/web", "--rules", rules).stdout.splitlines()
-    assert found[1] == "svc/ns1/web:http is cluster IP 10.96.1.1:80"
+    found = invoke("10.244.1.99", "svc/ns1/web", "--rules", rules).stdout
+    assert "10.244.1.99 to cluster IP 10.96.1.1:80" in found
     result = invoke("pod/ns1/client", "svc/ns1/web", "--rules", rules)
     assert result.exit_code == 2
     assert "rules do not name pods; add -f FILE with objects, or --kubeconfig" in result.stderr
@@ -111,8 +110,8 @@ def test_names_in_comments_of_rules(rules: str) -> None:
 def test_rules_and_names_from_two_files(rules: str, file: str) -> None:
     """With --rules, -f only gives names."""
     found = invoke("pod/ns1/client", "svc/ns1/web", "--rules", rules, "-f", file)
-    assert "pod/ns1/client is 10.244.1.99 on node node1" in found.stdout
-    assert "10.244.1.11:8080  pod/ns1/web-1" in found.stdout
+    assert "10.244.1.99 on node1 to" in found.stdout
+    assert "10.244.1.11:8080 on node1 (ns1/web-1)" in found.stdout
 
 
 class Server(CannedServer):
@@ -167,8 +166,8 @@ def test_names_on_an_api_server(server: Callable[..., Server], rules: str) -> No
     """Only what is named is requested."""
     running = server()
     result = invoke("pod/ns1/client", "svc/ns1/web", "--rules", rules, "--master", running.url)
-    assert "pod/ns1/client is 10.244.1.99 on node node1" in result.stdout
-    assert "10.244.1.11:8080  pod/ns1/web-1" in result.stdout
+    assert "10.244.1.99 on node1 to" in result.stdout
+    assert "10.244.1.11:8080 on node1 (ns1/web-1)" in result.stdout
     assert sorted(urlsplit(it).path for it in running.requests) == [
         "/api/v1/namespaces/ns1/pods",
         "/api/v1/namespaces/ns1/services",
@@ -181,7 +180,7 @@ def test_names_on_an_api_server(server: Callable[..., Server], rules: str) -> No
 def test_pods_of_endpoint_slices_if_pods_are_forbidden(server: Callable[..., Server], rules: str) -> None:
     """An account that may not list pods still names those of Services."""
     options = ("svc/ns1/web", "--rules", rules, "--master", server(True).url)
-    assert "pod/ns1/web-1 is 10.244.1.11 on node node1" in invoke("pod/ns1/web-1", *options).stdout
+    assert "10.244.1.11 on node1 to" in invoke("pod/ns1/web-1", *options).stdout
     said = invoke("pod/ns1/client", *options).stderr
     assert "this account may not list pods" in said
     assert "known: pod/ns1/web-1" in said
@@ -206,7 +205,7 @@ def test_file_may_have_pods_only(tmp_path: Path, rules: str) -> None:
     pods = tmp_path / "pods.json"
     pods.write_text(json.dumps({"kind": "List", "items": [it for it in objects() if it["kind"] == "Pod"]}))
     result = invoke("pod/ns1/client", "10.96.1.1:80", "--rules", rules, "-f", str(pods))
-    assert "pod/ns1/client is 10.244.1.99" in result.stdout
+    assert "pod ns1/client goes to" in result.stdout
 
 
 def test_plain_addresses_send_no_request(server: Callable[..., Server], rules: str) -> None:
@@ -219,7 +218,7 @@ def test_names_in_the_agent(serve: Serve, monkeypatch: pytest.MonkeyPatch, rules
     """Live rules take the names from the agent on this node; it knows its Node, which has the node ports."""
     monkeypatch.setattr(running_agent, "DEFAULT_URL", agent(serve))
     source, destination = parse_source("10.42.1.1"), parse_destination("svc/ns/web")
-    found = AgentObjects(read_rules([rules], "auto", ())).directory((source, destination))
+    found = live_directory(load(None, {}).config, saved_node([rules], "auto"), (source, destination))
     connection = resolve(source, destination, found)
     assert (connection.destination, found.here) == ("10.96.0.10", "node1")
     with pytest.raises(
@@ -232,5 +231,5 @@ def test_without_an_agent_live_rules_name_services(monkeypatch: pytest.MonkeyPat
     """On a node with kube-proxy there is none."""
     monkeypatch.setattr(running_agent, "DEFAULT_URL", f"http://127.0.0.1:{free_port()}")
     ends = parse_source("10.244.1.99"), parse_destination("svc/ns1/web")
-    found = AgentObjects(read_rules([rules], "auto", ())).directory(ends)
+    found = live_directory(load(None, {}).config, saved_node([rules], "auto"), ends)
     assert resolve(*ends, found).destination == "10.96.1.1"

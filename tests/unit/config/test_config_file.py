@@ -1,14 +1,23 @@
-"""Reading a KubeProxyConfiguration."""
+"""Reading a KubeProxyConfiguration and flags."""
 
 import json
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pykubeproxy.config import Address, Config, DetectLocalMode, LogFormat, load
+from pykubeproxy.config import (
+    ACTIONS,
+    SETTINGS,
+    ConfigError,
+    DetectLocalMode,
+    ListenAddress,
+    LogFormat,
+    load,
+)
 from pykubeproxy.config.model import IptablesBackend
-
-HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+from tests.settings import HEAD, HEADER, by_flags, read
 
 # As `kubeadm init` leaves it in the ConfigMap kube-proxy: every field, most of them empty.
 KUBEADM = (
@@ -83,13 +92,6 @@ winkernel:
 )
 
 
-def read(body: str) -> Config:
-    """The Config of a file with this body, which must give no warning."""
-    config, warnings = load(HEAD + body, {})
-    assert warnings == ()
-    return config
-
-
 def test_the_file_of_kubeadm_is_taken_unchanged() -> None:
     """All that kubeadm leaves empty, zero or null stands for the default; nothing is warned of."""
     expected = load(
@@ -147,7 +149,10 @@ pykubeproxy: {iptablesBackend: legacy}
     assert (config.logging.format, config.logging.verbosity) == (LogFormat.JSON, 4)
     assert config.hostname_override == "node1"
     assert config.bind_address == "10.0.0.1"
-    assert (config.health_address, config.metrics_address) == (Address("10.0.0.1", 1), Address("::1", 10249))
+    assert (config.health_address, config.metrics_address) == (
+        ListenAddress("10.0.0.1", 1),
+        ListenAddress("::1", 10249),
+    )
     assert (config.bind_address_hard_fail, config.oom_score_adj) == (True, 0)
     assert (iptables.masquerade_bit, iptables.masquerade_all, iptables.localhost_node_ports) == (
         31,
@@ -170,9 +175,9 @@ pykubeproxy: {iptablesBackend: legacy}
 def test_an_ipv6_bind_address_moves_the_servers() -> None:
     """With an IPv6 bindAddress the servers listen on IPv6, unless they are told where."""
     config = read('bindAddress: "fd00::1"\nmetricsBindAddress: 127.0.0.1:9')
-    assert config.health_address == Address("::", 10256)
-    assert config.metrics_address == Address("127.0.0.1", 9)
-    assert read('bindAddress: "::"').metrics_address == Address("::1", 10249)
+    assert config.health_address == ListenAddress("::", 10256)
+    assert config.metrics_address == ListenAddress("127.0.0.1", 9)
+    assert read('bindAddress: "::"').metrics_address == ListenAddress("::1", 10249)
 
 
 def test_settings_without_effect_are_kept() -> None:
@@ -185,14 +190,234 @@ def test_settings_without_effect_are_kept() -> None:
     assert changed.keys() == {"enableProfiling", "ipvs", "logging", "windowsRunAsService"}
 
 
-def test_values_that_look_like_dates_are_text() -> None:
-    """A name such as 2024-01-01 is a name."""
-    assert read("hostnameOverride: 2024-01-01").hostname_override == "2024-01-01"
-
-
 @pytest.mark.parametrize("end", ["---", "---\n", "---\n# the end\n", "---\n---\n", "..."])
 def test_an_empty_document_may_follow(end: str) -> None:
-    """What templates leave behind at the end is nothing, as for kube-proxy."""
+    """Templates may leave empty documents and comments at the end, as for kube-proxy."""
     loaded = load(f"---\n{HEAD}clusterCIDR: 10.0.0.0/8\n{end}", {})
     assert loaded.config.detect_local.cluster_cidrs == ("10.0.0.0/8",)
     assert not loaded.warnings
+
+
+@pytest.mark.parametrize("text", ["1", "t", "T", "true", "TRUE", "True", True])
+def test_what_go_takes_for_true(text: object) -> None:
+    """Each of Go's words for true turns a flag on."""
+    assert by_flags(masquerade_all=text).iptables.masquerade_all is True
+
+
+@pytest.mark.parametrize("text", ["0", "f", "F", "false", "FALSE", "False", False])
+def test_what_go_takes_for_false(text: object) -> None:
+    """Each of Go's words for false turns a flag off."""
+    assert by_flags(iptables_localhost_nodeports=text).iptables.localhost_node_ports is False
+
+
+def test_lists_may_be_joined_and_repeated() -> None:
+    """A list is comma-separated, and a flag given again adds to it; an empty one is empty."""
+    assert by_flags(nodeport_addresses=("10.0.0.0/8,11.0.0.0/8", "fd00::/64")).node_port_addresses == (
+        "10.0.0.0/8",
+        "11.0.0.0/8",
+        "fd00::/64",
+    )
+    assert by_flags(nodeport_addresses="primary").node_port_addresses == ("primary",)
+    assert by_flags(nodeport_addresses="").node_port_addresses == ()
+
+
+def test_feature_gates_are_a_list_of_pairs() -> None:
+    """Gates are NAME=BOOL; those unknown here are kept."""
+    gates = by_flags(feature_gates=("B=true,A=0", "AllowServiceExternalIPs=false")).feature_gates
+    assert gates.gates == (("A", False), ("AllowServiceExternalIPs", False), ("B", True))
+    assert not gates.allow_service_external_ips
+    assert by_flags().feature_gates.allow_service_external_ips
+
+
+def test_zero_by_flag_is_zero_where_that_means_something() -> None:
+    """A minSyncPeriod of 0 can be had by flag; elsewhere 0 or empty is the default."""
+    assert by_flags(iptables_min_sync_period="0").iptables.min_sync_period == 0.0
+    assert by_flags(hostname_override="", proxy_mode="") == by_flags()
+    assert by_flags(kube_api_qps="0", kube_api_burst="0").client == by_flags().client
+
+
+def test_flags_without_an_address_leave_the_servers_at_their_defaults() -> None:
+    """Neither an empty address nor an IPv6 --bind-address moves them; only --healthz-port 0 turns one off."""
+    assert by_flags(healthz_bind_address="", metrics_bind_address="") == by_flags()
+    for address in ("fd00::1", "::"):
+        config = by_flags(bind_address=address)
+        assert config.bind_address == address
+        assert config.health_address == ListenAddress("0.0.0.0", 10256)
+        assert config.metrics_address == ListenAddress("127.0.0.1", 10249)
+
+
+@pytest.mark.parametrize("port", ["70000", "-1"])
+def test_a_deprecated_port_is_checked_where_it_counts(port: str) -> None:
+    """An address that has a port of its own keeps it."""
+    config, _ = load(None, {"healthz-port": port, "healthz-bind-address": "10.0.0.1:7"})
+    assert config.health_address == ListenAddress("10.0.0.1", 7)
+    with pytest.raises(ConfigError, match=rf"^--healthz-port: {port} is not valid: must be a port from 1 to"):
+        load(None, {"healthz-port": port, "healthz-bind-address": "10.0.0.1"})
+
+
+@pytest.mark.parametrize("flag", ["iptables-sync-period", "config-sync-period"])
+def test_a_period_of_zero_is_refused(flag: str) -> None:
+    """The two periods that must be greater than 0 are, by flag, where 0 is not the default."""
+    with pytest.raises(ConfigError, match=rf"^--{flag}: 0s is not valid: must be greater than 0$"):
+        by_flags(**{flag: "0"})
+
+
+def test_an_error_names_the_flag() -> None:
+    """A value that came by flag is named by its flag."""
+    with pytest.raises(
+        ConfigError, match=r'^--iptables-masquerade-bit: "40" is not valid: must be a whole number'
+    ):
+        by_flags(iptables_masquerade_bit="40")
+    with pytest.raises(ConfigError, match=r"^--no-such: unknown flag$"):
+        by_flags(no_such="1")
+
+
+def test_an_address_may_leave_its_port_to_the_default() -> None:
+    """An IP alone gets the server's own port."""
+    assert by_flags(healthz_bind_address="::1", metrics_bind_address="10.0.0.1") == by_flags(
+        healthz_bind_address="[::1]:10256", metrics_bind_address="10.0.0.1:10249"
+    )
+
+
+def test_the_deprecated_ports() -> None:
+    """--healthz-port and --metrics-port: 0 turns a server off, another completes an address; each gives a warning."""
+    config, warnings = load(
+        None, {"healthz-port": "0", "metrics-port": "7", "metrics-bind-address": "10.0.0.1"}
+    )
+    assert (config.health_address, config.metrics_address) == (None, ListenAddress("10.0.0.1", 7))
+    assert warnings == (
+        "The flag --healthz-port is deprecated; use --healthz-bind-address instead.",
+        "The flag --metrics-port is deprecated; use --metrics-bind-address instead.",
+    )
+    assert load(None, {"healthz-port": "7"}).config == by_flags()
+
+
+def test_the_deprecated_ports_are_read_as_all_numbers_are() -> None:
+    """In any form that Go takes; of one that stands twice the last counts."""
+    flags = {"healthz-port": "0x7", "healthz-bind-address": ["::1", "10.0.0.1"], "metrics-port": ["7", "+0"]}
+    config = load(None, flags).config
+    assert (config.health_address, config.metrics_address) == (ListenAddress("10.0.0.1", 7), None)
+
+
+def test_beside_a_file_most_flags_do_not_count() -> None:
+    """kube-proxy's own flags give way to the file, defaults included; a warning says where to set them."""
+    flags = {"cluster-cidr": "10.0.0.0/8", "ipvs-sync-period": "5s", "healthz-port": "0"}
+    config, warnings = load(HEAD + "oomScoreAdj: 5", flags)
+    assert config == load(HEAD + "oomScoreAdj: 5", {}).config
+    assert warnings == (
+        "The flag --cluster-cidr is ignored beside a configuration file; set clusterCIDR in the file instead.",
+        "The flag --healthz-port is ignored beside a configuration file.",
+        "The flag --ipvs-sync-period is ignored beside a configuration file.",
+    )
+
+
+def test_beside_a_file_some_flags_win() -> None:
+    """Logging, the node's name, the API server's URL and what is ours count beside a file, and win."""
+    body = (
+        "hostnameOverride: a\nlogging: {format: text, verbosity: 1}\npykubeproxy: {iptablesBackend: legacy}"
+    )
+    flags = {
+        "hostname-override": "B",
+        "master": "https://x",
+        "v": "4",
+        "logging-format": "json",
+        "iptables-backend": "nft",
+    }
+    config, warnings = load(HEAD + body, flags)
+    assert warnings == ()
+    assert (config.hostname_override, config.client.master) == ("b", "https://x")
+    assert (config.logging.format, config.logging.verbosity) == (LogFormat.JSON, 4)
+    assert config.iptables_backend is IptablesBackend.NFT
+
+
+def test_flags_that_say_what_to_do_may_be_among_them() -> None:
+    """The flags of run that are no settings are passed over."""
+    assert load(None, {setting.flag: "x" for setting in ACTIONS}) == load(None, {})
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([setting.flag for setting in SETTINGS if setting.flag]), st.text(max_size=9)
+    )
+)
+def test_any_text_of_any_flag_is_read_or_refused(flags: dict[str, str]) -> None:
+    """Any text of a flag is read or raises a ConfigError of one line."""
+    try:
+        load(None, flags)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+
+
+# A value other than the default, as a flag's text and as it stands in the file.
+VALUES: dict[str, tuple[str, object]] = {
+    "bind-address": ("10.0.0.1", "10.0.0.1"),
+    "bind-address-hard-fail": ("true", True),
+    "cluster-cidr": ("10.0.0.0/8,fd00::/48", "10.0.0.0/8,fd00::/48"),
+    "config-sync-period": ("1m", "1m0s"),
+    "conntrack-max-per-core": ("7", 7),
+    "conntrack-min": ("7", 7),
+    "conntrack-tcp-be-liberal": ("true", True),
+    "conntrack-tcp-timeout-close-wait": ("7s", "7s"),
+    "conntrack-tcp-timeout-established": ("7s", "7s"),
+    "conntrack-udp-timeout": ("7s", "7s"),
+    "conntrack-udp-timeout-stream": ("7s", "7s"),
+    "detect-local-mode": ("NodeCIDR", "NodeCIDR"),
+    "feature-gates": ("A=true,B=false", {"A": True, "B": False}),
+    "healthz-bind-address": ("10.0.0.1:7", "10.0.0.1:7"),
+    "hostname-override": ("node1", "node1"),
+    "dispatch": ("tree", "tree"),
+    "max-affinity-lists": ("9000", 9000),
+    "max-service-pairs": ("9000", 9000),
+    "iptables-backend": ("legacy", "legacy"),
+    "iptables-localhost-nodeports": ("false", False),
+    "iptables-masquerade-bit": ("7", 7),
+    "iptables-min-sync-period": ("7s", "7s"),
+    "iptables-sync-period": ("7m", "7m0s"),
+    "ipvs-exclude-cidrs": ("10.0.0.0/8,11.0.0.0/8", ["10.0.0.0/8", "11.0.0.0/8"]),
+    "ipvs-scheduler": ("rr", "rr"),
+    "ipvs-strict-arp": ("true", True),
+    "ipvs-tcp-timeout": ("7s", "7s"),
+    "ipvs-tcpfin-timeout": ("7s", "7s"),
+    "ipvs-udp-timeout": ("7s", "7s"),
+    "kube-api-burst": ("7", 7),
+    "kube-api-content-type": ("application/json", "application/json"),
+    "kube-api-qps": ("7.5", 7.5),
+    "kubeconfig": ("kc.yaml", "kc.yaml"),
+    "log-flush-frequency": ("7s", "7s"),
+    "log-json-info-buffer-size": ("7", "7"),
+    "log-json-split-stream": ("true", True),
+    "log-text-info-buffer-size": ("7", "7"),
+    "log-text-split-stream": ("true", True),
+    "logging-format": ("json", "json"),
+    "masquerade-all": ("true", True),
+    "metrics-bind-address": ("10.0.0.1:7", "10.0.0.1:7"),
+    "nodeport-addresses": ("10.0.0.0/8,fd00::/48", ["10.0.0.0/8", "fd00::/48"]),
+    "oom-score-adj": ("7", 7),
+    "pod-bridge-interface": ("cbr0", "cbr0"),
+    "pod-interface-name-prefix": ("veth", "veth"),
+    "profiling": ("true", True),
+    "show-hidden-metrics-for-version": ("1.35", "1.35"),
+    "v": ("7", 7),
+    "vmodule": ("x=7", [{"filePattern": "x", "verbosity": 7}]),
+}
+# Its only values are the default and the empty text, which stands for it.
+ALWAYS_THE_SAME = {"proxy-mode"}
+BOTH = {setting.flag: setting for setting in SETTINGS if setting.flag and setting.field}
+
+
+def test_none_is_left_out() -> None:
+    """Every setting that has both a flag and a field is among those below."""
+    assert VALUES.keys() == BOTH.keys() - ALWAYS_THE_SAME
+
+
+@pytest.mark.parametrize("flag", sorted(VALUES))
+def test_flag_and_field_mean_the_same(flag: str) -> None:
+    """Either gives the same configuration, which is not the default one."""
+    text, value = VALUES[flag]
+    setting = BOTH[flag]
+    content: dict[str, object] = {setting.field.rpartition(".")[2]: value}
+    for section in reversed(setting.field.split(".")[:-1]):
+        content = {section: content}
+    by_flag, by_file = load(None, {flag: text}), load({**HEADER, **content}, {})
+    assert by_flag == by_file
+    assert by_flag != load(None, {})

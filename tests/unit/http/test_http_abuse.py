@@ -181,7 +181,7 @@ def test_many_connections_of_one_client_do_not_end_those_of_others(serve: Serve)
             return stack.enter_context(made)
 
         probes = [connect("127.0.0.1"), connect("127.0.0.3")]
-        attack = []
+        attack: list[socket.socket] = []
         for _ in range(40):
             for probe in probes:
                 probe.sendall(b"GET / HTTP/1.1\r\n"[len(attack) : len(attack) + 1])  # slowly

@@ -1,7 +1,8 @@
 """Differences between two rulesets: as sentences, as a unified diff and as JSON."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import click
 import msgspec
@@ -10,17 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pykubeproxy.config import Dispatch, load
-from pykubeproxy.inspect.diff.model import Changes, compare
-from pykubeproxy.inspect.diff.render import document, unified
-from pykubeproxy.inspect.diff.render import sentences as sentences_of
-from pykubeproxy.inspect.diff.render import text as text_of
+from pykubeproxy.inspect.diff.by_rules import RuleChanges, compare_rules, rules_difference, unified
+from pykubeproxy.inspect.diff.by_rules import sentences as sentences_of
+from pykubeproxy.inspect.diff.report import diff_report, rules_result
+from pykubeproxy.inspect.node import NodeState, Origin
 from pykubeproxy.objects import EndpointSlice, Family, Node, Port, Protocol, Service, Updated
+from pykubeproxy.report.text import text as report_text
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, rule_context
-from pykubeproxy.rules.difference import installed, own_part
-from pykubeproxy.rules.render import render
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset, parse
-from pykubeproxy.rules.saved import canonical
+from pykubeproxy.rules.difference import own_part
+from pykubeproxy.rules.iptables_save import canonical, parse
+from pykubeproxy.rules.render import installed, render
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.wording import TIE
 from tests import strategies
@@ -45,18 +47,23 @@ def rules(objects: Objects, family: Family = Family.IPV4, **flags: str) -> Rules
     return installed(render(cluster, rules_context), rules_context.options)
 
 
+def text_of(changes: Sequence[RuleChanges]) -> str:
+    result = rules_result(NodeState(Node("node1"), Origin("a.yaml")), changes, "a.yaml", "b.yaml")
+    return click.unstyle(report_text(diff_report([result]).blocks(wide=False)))
+
+
 def sentences_between(before: Ruleset, after: Ruleset) -> list[str]:
-    return [it.replace(TIE, " ") for it in sentences_of(compare(before, after))]
+    return [it.replace(TIE, " ") for it in sentences_of(compare_rules(before, after))]
 
 
-def web(*endpoints: str, **fields: object) -> list[Service | EndpointSlice]:
+def web(*endpoints: str, **fields: Any) -> list[Service | EndpointSlice]:
     """Return the Service ns/web with endpoints on this node."""
     return [service(**fields), slice_of(*(endpoint(it, **HERE) for it in endpoints))]
 
 
 BALANCED = {"type": "LoadBalancer", "load_balancer_ips": ("198.51.100.5",)}
 NODE_PORT = {"type": "NodePort", "ports": (Port("http", Protocol.TCP, 80, 30080),)}
-UDP = {"ports": (Port("dns", Protocol.UDP, 53),)}
+UDP: dict[str, Any] = {"ports": (Port("dns", Protocol.UDP, 53),)}
 
 CHANGES: dict[str, tuple[Objects, Objects, list[str]]] = {
     "one endpoint gone": (
@@ -158,7 +165,7 @@ def test_each_kind_of_change_has_one_sentence(name: str) -> None:
 
 def test_policy_local_without_local_endpoints_is_dropped() -> None:
     """Policy Cluster only loses the endpoint."""
-    fields = {**NODE_PORT, "external_local": True}
+    fields: dict[str, Any] = {**NODE_PORT, "external_local": True}
     local, remote = endpoint("10.244.1.5", **HERE), endpoint("10.244.2.6", **THERE)
     assert sentences_between(
         rules([service(**fields), slice_of(local, remote)]), rules([service(**fields), slice_of(remote)])
@@ -255,7 +262,7 @@ def test_only_changed_services_are_named() -> None:
     assert sentences_between(rules(services_), rules([*services_, new])) == [
         "ns/zz:http added: cluster IP 10.96.0.251:80; rejected: no endpoints"
     ]
-    with_endpoint = [*services_, slice_of("10.244.1.5", service="s7")]
+    with_endpoint: list[Service | EndpointSlice] = [*services_, slice_of("10.244.1.5", service="s7")]
     assert sentences_between(rules(services_), rules(with_endpoint)) == [
         "ns/s7:http: 1 endpoint added: 10.244.1.5:8080; no longer rejected"
     ]
@@ -272,19 +279,19 @@ def test_empty_tables_are_one_sentence() -> None:
 def test_text_has_80_columns_and_a_headline_per_family() -> None:
     """Families without a difference are left out."""
     changes = [
-        compare(rules([]), rules(CHANGES["many endpoints"][1])),
-        compare(*[rules([], Family.IPV6)] * 2),
+        compare_rules(rules([]), rules(CHANGES["many endpoints"][1])),
+        compare_rules(*[rules([], Family.IPV6)] * 2),
     ]
-    text = click.unstyle(text_of(changes, "a.yaml", "b.yaml"))
+    text = text_of(changes)
     assert text.splitlines()[0] == "IPv4: a.yaml → b.yaml"
     assert "IPv6" not in text
     assert max(map(len, text.splitlines())) <= 80
-    assert text_of([changes[1]], "a", "b") == unified([changes[1]], "a", "b") == ""
+    assert text_of([changes[1]]) == unified([changes[1]], "a", "b") == ""
 
 
 def test_unified_diff_names_the_chain_of_each_hunk() -> None:
     before, after, _ = CHANGES["one endpoint gone"]
-    lines = click.unstyle(unified([compare(rules(before), rules(after))], "a", "b")).splitlines()
+    lines = click.unstyle(unified([compare_rules(rules(before), rules(after))], "a", "b")).splitlines()
     assert lines[:3] == ["--- a, IPv4", "+++ b, IPv4", "@@ -1,4 +1,3 @@ nat KUBE-SVC-HMALVVKA6APKJPPY"]
     assert lines[3].startswith(" ! -s 10.244.0.0/16 -d 10.96.0.10/32 ")
     assert lines[-3].startswith("@@ -1,2 +0,0 @@ nat KUBE-SEP-")
@@ -296,15 +303,9 @@ def test_unified_diff_names_the_chain_of_each_hunk() -> None:
 
 def test_json_has_endpoints_shares_rules_and_messages() -> None:
     before, after, sentences = CHANGES["one endpoint gone"]
-    changes = document([compare(rules(before), rules(after))], "a", "b")
-    assert {key: changes[key] for key in ("apiVersion", "before", "after", "different")} == {
-        "apiVersion": "pykubeproxy/v1",
-        "before": "a",
-        "after": "b",
-        "different": True,
-    }
-    assert changes["messages"] == sentences
-    (service_,) = changes["services"]  # type: ignore[misc]
+    changes: Any = msgspec.to_builtins(rules_difference([compare_rules(rules(before), rules(after))]))
+    assert changes["messages"] == tuple(sentences)
+    (service_,) = changes["ports"]
     (policy,) = service_["policies"]
     assert (
         service_["namespace"],
@@ -319,16 +320,16 @@ def test_json_has_endpoints_shares_rules_and_messages() -> None:
         "changed",
         "IPv4",
     )
-    assert policy["endpointsRemoved"] == [
-        {"address": "10.244.1.5", "port": 8080, "share": pytest.approx(1 / 3)}
-    ]
+    assert policy["endpointsRemoved"] == (
+        {"address": "10.244.1.5", "port": 8080, "share": pytest.approx(1 / 3)},
+    )
     assert [it["after"] for it in policy["sharesChanged"]] == [0.5, 0.5]
     states = [
         (it["chain"][:9], it["change"], len(it["removed"]), len(it["added"])) for it in changes["chains"]
-    ]  # type: ignore[attr-defined]
+    ]
     assert states == [("KUBE-SVC-", "changed", 1, 0), ("KUBE-SEP-", "removed", 2, 0)]
-    same = document([compare(rules(after), rules(after))], "b", "b")
-    assert (same["different"], same["services"], same["chains"], same["messages"]) == (False, [], [], [])
+    same = rules_difference([compare_rules(rules(after), rules(after))])
+    assert (same.ports, same.chains, same.messages) == ((), (), ())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -354,7 +355,7 @@ def test_kube_proxys_rules_do_not_differ(name: str) -> None:
 def test_every_difference_has_a_true_sentence(data: st.DataObject) -> None:
     """Equal rulesets have none."""
     before, after = (rules(_objects(data)) for _ in range(2))
-    changes = compare(before, after)
+    changes = compare_rules(before, after)
     sentences = list(sentences_of(changes))
     assert bool(sentences) == bool(changes.chains) == (before != after)
     _assert_changes_turn_before_into_after(changes, before, after)
@@ -369,7 +370,7 @@ def _objects(data: st.DataObject) -> Objects:
     return [*cluster, *slices]
 
 
-def _assert_changes_turn_before_into_after(changes: Changes, before: Ruleset, after: Ruleset) -> None:
+def _assert_changes_turn_before_into_after(changes: RuleChanges, before: Ruleset, after: Ruleset) -> None:
     chains = dict(before.chains)
     for it in changes.chains:
         chains.pop(it.key, None)

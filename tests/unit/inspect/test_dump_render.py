@@ -3,17 +3,19 @@
 `python -m tests.unit.inspect.test_dump_render` rewrites the golden files for review.
 """
 
-import json
 from pathlib import Path
 
 import click
 import pytest
 
-from pykubeproxy.inspect.dump import render
 from pykubeproxy.inspect.dump.model import ServiceView, in_order, views
 from pykubeproxy.inspect.dump.render_rules import listing
-from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.inspect.dump.report import DumpedNode, DumpReport
+from pykubeproxy.inspect.targets import ServiceFilter
 from pykubeproxy.objects import Family
+from pykubeproxy.report.document import document as as_document
+from pykubeproxy.report.document import json_text
+from pykubeproxy.report.text import text as text_of
 from pykubeproxy.rules.ruleset import ChainKey, Count
 from tests.cases import expected, load_case
 
@@ -57,12 +59,16 @@ def views_of(case: str) -> tuple[ServiceView, ...]:
     )
 
 
+def report_of(*views: ServiceView) -> DumpReport:
+    return DumpReport(nodes=(DumpedNode("node1", services=views),))
+
+
 def table(case: str) -> str:
-    return click.unstyle(render.table(views_of(case)))
+    return click.unstyle(text_of(report_of(*views_of(case)).blocks(wide=False)))
 
 
 def document(case: str) -> str:
-    return json.dumps(render.document(views_of(case)), indent=1) + "\n"
+    return json_text(as_document(report_of(*views_of(case))))
 
 
 def listed(case: str) -> str:
@@ -110,14 +116,18 @@ def test_listed_rules_jump_only_forward(case: str) -> None:
 
 
 def test_styles_do_not_change_the_text() -> None:
-    styled = render.table(views_of("lb-local-none"))
+    styled = text_of(report_of(*views_of("lb-local-none")).blocks(wide=False))
     assert "\x1b[1mns1/web:http\x1b[0m" in styled
     assert "\x1b[33mdropped: no endpoints on this node\x1b[0m" in styled
 
 
 def test_no_services_give_an_empty_table_and_list() -> None:
-    assert render.table(()) == ""
-    assert render.document(()) == {"apiVersion": "pykubeproxy/v1", "services": []}
+    empty = report_of()
+    assert (text_of(empty.blocks(wide=False)), [*empty.names()], empty.nodes[0].services) == ("", [], ())
+
+
+def test_names_are_arguments_of_other_commands() -> None:
+    assert "svc/ns1/web:http" in report_of(*views_of("multi-port")).names()
 
 
 if __name__ == "__main__":

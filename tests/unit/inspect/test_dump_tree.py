@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from pykubeproxy.config import Dispatch
 from pykubeproxy.inspect.dump.model import ServiceView, views
 from pykubeproxy.inspect.dump.render_rules import listing
-from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.inspect.routes import serving_rules
+from pykubeproxy.inspect.targets import ServiceFilter
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.dispatch import shared_chain
-from pykubeproxy.rules.parse import parse_rule
+from pykubeproxy.rules.iptables_save import parse_rule
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.rules.text import rule

@@ -8,8 +8,7 @@ from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.endpoints import ResolvedEndpoint
-from pykubeproxy.services.frontend import FrontendKind
-from pykubeproxy.services.ports import PortName, ServicePort
+from pykubeproxy.services.ports import FrontendKind, PortName, ServicePort
 from pykubeproxy.services.selection import ResolvedPort, resolve_ports
 from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, expected, load_case, node_of
 

@@ -3,7 +3,6 @@
 `python -m tests.unit.inspect.test_explain` rewrites the golden files for review.
 """
 
-import json
 from pathlib import Path
 
 import click
@@ -12,16 +11,26 @@ import pytest
 
 from pykubeproxy.config import load
 from pykubeproxy.inspect.dump.model import PacketVerdict, ServiceView, views
-from pykubeproxy.inspect.explain import render_json, render_text
-from pykubeproxy.inspect.explain.model import Explanation, PortExplanation, explain, explain_all
-from pykubeproxy.inspect.explain.render_text import notes, skip_message
-from pykubeproxy.inspect.filter import parse_filter
+from pykubeproxy.inspect.explain.model import (
+    PortExplanation,
+    ServiceOnNodes,
+    explain,
+    explain_all,
+    explain_nodes,
+)
+from pykubeproxy.inspect.explain.report import ExplainedNode, ExplainReport, explain_report
+from pykubeproxy.inspect.explain.sentences import notes, skip_message
 from pykubeproxy.inspect.routes import Policy
+from pykubeproxy.inspect.targets import parse_filter
 from pykubeproxy.objects import Family, Key, Node, Updated
+from pykubeproxy.report.document import document as as_document
+from pykubeproxy.report.document import json_text
+from pykubeproxy.report.text import text as as_text
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.selection import NodeTopology
 from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, load_case, node_of
 from tests.objects import endpoint, service, slice_of
@@ -64,19 +73,28 @@ def contexts(case: str) -> dict[Family, RuleContext]:
     }
 
 
-def explained(case: str) -> list[Explanation]:
+def explained(case: str, *nodes: Node) -> ExplainReport:
+    """Explain the Services of a case on these nodes, by default on that of the case."""
     cluster = cluster_of(load_case(case))
-    services = sorted(cluster.services(), key=lambda service: service.key)
-    return [explain(cluster, it, contexts(case)) for it in services if it.namespace != "default"]
+    wanted = nodes or (node_of(load_case(case)),)
+    services = sorted(it.key for it in cluster.services() if it.namespace != "default")
+    found: list[ServiceOnNodes] = []
+    for key in services:
+        found += explain_nodes(cluster, parse_filter(str(key)), wanted, lambda node: contexts_on(case, node))
+    return explain_report(found, [ExplainedNode(it.name, it.zone or None) for it in wanted])
 
 
-def text(case: str) -> str:
-    return click.unstyle(render_text.text(explained(case), contexts(case)[Family.IPV4].node))
+def contexts_on(case: str, node: Node) -> dict[Family, RuleContext]:
+    topology = NodeTopology(node.name, node.zone)
+    return {family: msgspec.structs.replace(it, node=topology) for family, it in contexts(case).items()}
+
+
+def text(case: str, *nodes: Node, wide: bool = False) -> str:
+    return click.unstyle(as_text(explained(case, *nodes).blocks(wide=wide)))
 
 
 def document(case: str) -> str:
-    node = contexts(case)[Family.IPV4].node
-    return json.dumps(render_json.document(explained(case), node), indent=1) + "\n"
+    return json_text(as_document(explained(case)))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -104,7 +122,7 @@ def test_explanations_agree_with_the_rules(case: str) -> None:
 
 
 def _check(
-    port: PortExplanation, views_by_port: dict[tuple[object, Policy], ServiceView], chains: set[str]
+    port: PortExplanation, views_by_port: dict[tuple[PortName, Policy], ServiceView], chains: set[str]
 ) -> None:
     for policy in port.policies:
         view = views_by_port.get((port.name, policy.policy))
@@ -169,45 +187,27 @@ def test_masquerading_notes_agree_with_the_rules(case: str) -> None:
                     assert ("For traffic from outside" in output) == bool(unconditional)
 
 
-def test_comparison_with_another_node_names_differing_endpoints() -> None:
-    """With the reasons on this node."""
-    cluster = cluster_of(load_case("lb-local"))
-    there = _explain_on(cluster, NodeTopology("node2", "zone-b"))
-    here = explained("lb-local")
-    output = click.unstyle(render_text.comparison(there, here, contexts("lb-local")[Family.IPV4].node))
-    assert output.splitlines() == [
-        "",
-        "node1 in zone-a uses different endpoints:",
-        "  ns1/web:http  TCP IPv4, policy Local",
-        "    10.244.1.11:8080 is used: ready",
-        "    10.244.2.12:8080 is not used: on another node, and the traffic policy is",
-        "      Local (on node2)",
+HERE, THERE = Node("node1", zone="zone-a"), Node("node2", zone="zone-b")
+
+
+def test_nodes_with_other_endpoints_have_a_part_each() -> None:
+    lines = text("lb-local", THERE, HERE).splitlines()
+    start = lines.index("  Policy Local, chain KUBE-SVL-4LVCYZMTA5CQO6SX")
+    assert lines[start + 1 : start + 7] == [
+        "    On node2 in zone-b:",
+        "      100%  10.244.2.12:8080  on node2: ready",
+        "      1 endpoint on other nodes",
+        "    On node1 in zone-a:",
+        "      100%  10.244.1.11:8080  on node1: ready",
+        "      1 endpoint on other nodes",
     ]
-    document = render_json.document(
-        there, NodeTopology("node2", "zone-b"), (here, NodeTopology("node1", "zone-a"))
+    assert "on another node, and the traffic policy is Local (on node2)" in " ".join(
+        text("lb-local", THERE, HERE, wide=True).split()
     )
-    differences = document["differences"]
-    assert isinstance(differences, dict)
-    assert differences["node"] == {"name": "node1", "zone": "zone-a"}
-    assert [(it["address"], it["used"], it["reason"]) for it in differences["endpoints"]] == [
-        ("10.244.1.11", True, "ready"),
-        ("10.244.2.12", False, "not-local"),
-    ]
 
 
-def test_comparison_without_differences_says_so() -> None:
-    cluster = cluster_of(load_case("dual-stack"))
-    output = render_text.comparison(
-        _explain_on(cluster, NodeTopology("node2"), "dual-stack"),
-        explained("dual-stack"),
-        NodeTopology("node1", "zone-a"),
-    )
-    assert click.unstyle(output) == "\nnode1 in zone-a uses the same endpoints.\n"
-
-
-def _explain_on(cluster: Cluster, node: NodeTopology, case: str = "lb-local") -> list[Explanation]:
-    contexts_there = {family: msgspec.structs.replace(it, node=node) for family, it in contexts(case).items()}
-    return [explain(cluster, it, contexts_there) for it in cluster.services() if it.namespace != "default"]
+def test_nodes_with_the_same_endpoints_have_one_part() -> None:
+    assert "    On node2 in zone-b and node1 in zone-a:\n" in text("dual-stack", THERE, HERE)
 
 
 def cluster(*objects: object) -> Cluster:
@@ -268,9 +268,10 @@ def test_disabled_external_ips_are_named() -> None:
     config = load(None, {"feature-gates": "AllowServiceExternalIPs=false"}).config
     context = rule_context(config, "node1", Node("node1"), KernelFacts(), Family.IPV4)
     objects_ = service(external_ips=("192.0.2.1",))
-    output = render_text.text(
-        [explain(cluster(objects_), objects_, {Family.IPV4: context})], NodeTopology("node1")
+    (found,) = explain_nodes(
+        cluster(objects_), parse_filter("web"), [Node("node1")], lambda _: {Family.IPV4: context}
     )
+    output = as_text(explain_report([found], [ExplainedNode("node1")]).blocks(wide=False))
     assert "  Its external IP 192.0.2.1 is not served" in output
 
 
@@ -294,14 +295,6 @@ def test_unknown_services_and_ports_are_errors() -> None:
     assert explain_all(objects_, parse_filter("none:80"), context)[0].skipped
 
 
-if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
-    for case in CASES:
-        (FOLDER / f"{case}.txt").write_text(text(case))
-    for case in DOCUMENTS:
-        (FOLDER / f"{case}.json").write_text(document(case))
-
-
 def test_affinity_that_is_not_kept_is_explained() -> None:
     """With the lists that the Service needs, those of a namespace, and the setting."""
     made = service(affinity_seconds=60), slice_of("10.0.0.1", "10.0.0.2")
@@ -311,3 +304,11 @@ def test_affinity_that_is_not_kept_is_explained() -> None:
     )
     (found,) = [it for it in notes(web(*made)) if "ffinity" in it]
     assert found.startswith("A client keeps its endpoint for 1 min")
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for case in CASES:
+        (FOLDER / f"{case}.txt").write_text(text(case))
+    for case in DOCUMENTS:
+        (FOLDER / f"{case}.json").write_text(document(case))

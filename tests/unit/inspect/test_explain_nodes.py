@@ -5,12 +5,11 @@ import json
 import click
 import pytest
 
-from pykubeproxy.inspect.explain.model import PolicyExplanation, explain_all
-from pykubeproxy.inspect.explain.nodes import NodeGroup
-from pykubeproxy.inspect.explain.render_nodes import document, text
-from pykubeproxy.inspect.filter import parse_filter
-from pykubeproxy.inspect.hops.receivers import MOST_READ, receivers
+from pykubeproxy.inspect.explain.model import NodeGroup, PolicyExplanation, explain_all
+from pykubeproxy.inspect.explain.report import ExplainedNode, ExplainReport, explain_report
 from pykubeproxy.inspect.routes import Policy
+from pykubeproxy.inspect.targets import parse_filter
+from pykubeproxy.inspect.trace.journey import MOST_RECEIVERS, receivers
 from pykubeproxy.objects import (
     Endpoint,
     EndpointPort,
@@ -22,8 +21,9 @@ from pykubeproxy.objects import (
     Protocol,
     Updated,
 )
-from pykubeproxy.services.frontend import FrontendKind
-from pykubeproxy.services.ports import PortName
+from pykubeproxy.report.document import document, json_text
+from pykubeproxy.report.text import text
+from pykubeproxy.services.ports import FrontendKind, PortName
 from tests import cases
 from tests.fakes.three_nodes import ThreeNodes
 
@@ -35,8 +35,13 @@ def groups(nodes: ThreeNodes, policy: Policy) -> tuple[NodeGroup, ...]:
     return port.policies[policy]
 
 
+def report_of(nodes: ThreeNodes) -> ExplainReport:
+    titles = [ExplainedNode(it.name, it.zone or None) for it in nodes.nodes]
+    return explain_report([nodes.explained("ns1/web")], titles, settings_known=False)
+
+
 def plain(nodes: ThreeNodes) -> str:
-    return click.unstyle(text([nodes.explained("ns1/web")], len(nodes.nodes)))
+    return click.unstyle(text(report_of(nodes).blocks(wide=False)))
 
 
 def test_many_nodes_with_the_same_answer_are_one_group() -> None:
@@ -110,14 +115,14 @@ def test_text_fits_into_80_columns(case: str) -> None:
 
 
 def test_json_has_a_group_for_each_answer() -> None:
-    made = json.loads(json.dumps(document([ThreeNodes("lb-local").explained("ns1/web")])))
-    (service,) = made["services"]
-    cluster, local = service["policies"]
-    assert [group["nodes"] for group in cluster["groups"]] == [["node1", "node2", "node3"]]
+    made = json.loads(json_text(document(report_of(ThreeNodes("lb-local")))))
+    ((port,),) = (service["ports"] for service in made["services"])
+    cluster, local = port["policies"]
+    assert [len(group["nodes"]) for group in cluster["groups"]] == [3]
     assert [(group["nodes"], group["verdict"]) for group in local["groups"]] == [
-        (["node1"], "dnat"),
-        (["node2"], "dnat"),
-        (["node3"], "drop"),
+        ([{"name": "node1", "zone": "zone-a"}], "dnat"),
+        ([{"name": "node2", "zone": "zone-b"}], "dnat"),
+        ([{"name": "node3", "zone": "zone-c"}], "drop"),
     ]
     assert local["groups"][0]["endpoints"][1]["reason"] == "not-local"
 
@@ -131,8 +136,9 @@ def test_of_many_nodes_with_endpoints_of_their_own_some_are_read_and_shown() -> 
     ports = (EndpointPort("http", Protocol.TCP, 8080),)
     nodes.cluster.apply(Updated(EndpointSlice("ns1", "web-1", "web", Family.IPV4, endpoints, ports)))
     found = receivers([nodes.explained("ns1/web")], WEB, Family.IPV4, FrontendKind.LOAD_BALANCER_IP)
-    assert [it.read for it in found] == [*names[:MOST_READ], "", "empty"]
-    assert found[MOST_READ].others == tuple(names[MOST_READ:])
-    assert "and 3 more nodes with other endpoints (--node shows one, -o json all)\n    On empty:\n" in plain(
-        nodes
+    assert [it.read for it in found] == [*names[:MOST_RECEIVERS], "", "empty"]
+    assert found[MOST_RECEIVERS].others == tuple(names[MOST_RECEIVERS:])
+    assert (
+        "and 3 more nodes with other endpoints (--node shows one, -o wide all)\n    On empty, zone unknown:\n"
+        in plain(nodes)
     )

@@ -1,7 +1,8 @@
 """Compare the rules of many nodes with the objects: which Services are wrong where, without false alarms."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from itertools import product
 from typing import Any
@@ -11,13 +12,13 @@ import msgspec
 import pytest
 
 from pykubeproxy.config.table import HEALTH_PORT
-from pykubeproxy.inspect.fleet import render
-from pykubeproxy.inspect.fleet.desired import DesiredRules
-from pykubeproxy.inspect.fleet.model import FleetComparison, NodeResult, NodeVerdict
-from pykubeproxy.inspect.fleet.rounds import Clock, UnknownTables, compare_fleet
-from pykubeproxy.inspect.meaning.signature import Signer
-from pykubeproxy.inspect.meaning.walk import Rules
-from pykubeproxy.inspect.node_tables import NodeTables
+from pykubeproxy.inspect.diff.comparison import NodeComparison
+from pykubeproxy.inspect.diff.desired import DesiredRules
+from pykubeproxy.inspect.diff.report import MeaningDifference, NodeResult, NodeVerdict, diff_report
+from pykubeproxy.inspect.diff.rounds import Clock, compare_nodes
+from pykubeproxy.inspect.meaning import comparison as meaning
+from pykubeproxy.inspect.meaning.fingerprints import SharedNumbers
+from pykubeproxy.inspect.node import NodeState, UnknownNode
 from pykubeproxy.objects import (
     Endpoint,
     EndpointPort,
@@ -32,20 +33,21 @@ from pykubeproxy.objects import (
     Service,
     Updated,
 )
+from pykubeproxy.report.document import document, json_text
+from pykubeproxy.report.text import text
 from pykubeproxy.rules.context import KernelFacts, rule_context
-from pykubeproxy.rules.difference import installed
 from pykubeproxy.rules.inferred import inferred_settings
 from pykubeproxy.rules.options import LocalTraffic
-from pykubeproxy.rules.render import assemble
+from pykubeproxy.rules.render import assemble, installed
 from pykubeproxy.rules.render import render as render_rules
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.rules.saves import SavedFile, read_saves
+from pykubeproxy.rules.save_files import SavedFile, read_saves
 from pykubeproxy.rules.service import port_rules, reject_rules
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import Reserved
 from pykubeproxy.services.selection import NodeTopology, resolve_ports
 from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, load_case, node_of
-from tests.fleet import FleetNode, NodeKind, Size, cluster, context, nodes, saved, tables
+from tests.fleet import FleetNode, NodeKind, Size, cluster, context, nodes, saved, state_of, tables
 from tests.older_forms import Form, rules_in_form
 
 SIZE = Size(nodes=20, services=21)
@@ -88,15 +90,15 @@ class Source:
         self.lists += 1
         return self.cluster
 
-    def tables(self, nodes: Sequence[Node]) -> Iterator[NodeTables | UnknownTables]:
-        for node in reversed(nodes):
+    def nodes(self, wanted: Sequence[Node]) -> Iterator[NodeState | UnknownNode]:
+        for node in reversed(wanted):
             self.reads.append(node.name)
             one = self.known[node.name]
             if one.kind is NodeKind.IPVS:
-                yield UnknownTables(node, "runs kube-proxy in IPVS mode", other_proxy=True)
+                yield UnknownNode(node, "runs kube-proxy in IPVS mode", by_design=True)
             else:
                 objects = self.old.get(node.name, self.cluster)
-                yield NodeTables(
+                yield state_of(
                     node, read(one, objects), f"kube-proxy {one.form.value}", f"kube-system/{node.name}"
                 )
 
@@ -122,9 +124,13 @@ class Time:
         return Clock(lambda: self.now, self.sleep)
 
 
+def shown(results: Iterable[NodeResult], *, wide: bool = False) -> str:
+    return click.unstyle(text(diff_report(results).blocks(wide=wide)))
+
+
 def results_of(source: Source, time: Time) -> dict[str, NodeResult]:
     wanted = [it.node for it in nodes(SIZE)]
-    return {it.node: it for it in compare_fleet(source, wanted, time.clock(), SYNC_PERIOD)}
+    return {it.name: it for it in compare_nodes(source, wanted, time.clock(), SYNC_PERIOD)}
 
 
 @cache
@@ -150,8 +156,10 @@ def test_a_stale_node_names_its_wrong_services_and_since_when() -> None:
     result = results["node3"]
     assert [str(it.key) for it in result.wrong] == ["default/service3", "default/service4"]
     (difference,) = result.wrong[0].differences
-    assert difference == ("http", ("10.96.0.4:80",), "", "1 endpoint missing: 10.244.31.5:8080")
-    assert result.since == 1000.0
+    assert difference == MeaningDifference(
+        "http", ("10.96.0.4:80",), "", "1 endpoint missing: 10.244.31.5:8080"
+    )
+    assert result.since == datetime.fromtimestamp(1000, UTC)
     assert result.proxy == "kube-proxy v1.30.8"
 
 
@@ -209,7 +217,7 @@ def renewed(objects: Cluster, number: int) -> Cluster:
 def compared(
     rules: Mapping[Family, Ruleset], objects: Cluster, one: FleetNode, proxy: str = ""
 ) -> NodeResult:
-    return FleetComparison(objects).compare(NodeTables(one.node, rules, proxy))
+    return NodeComparison(objects).compare(state_of(one.node, rules, proxy))
 
 
 def ipv4(one: FleetNode, objects: Cluster, **options: Any) -> dict[Family, Ruleset]:
@@ -243,11 +251,11 @@ def test_the_network_of_the_node_tells_which_endpoint_needs_masquerading(form: F
     """A local pod that reaches itself is masqueraded only by a rule of its own; others are masqueraded anyway."""
     one = FleetNode(nodes(SIZE)[1].node, NodeKind.FOLLOWS, form)
     rules = ipv4(one, followed(), local_traffic=LocalTraffic(source=one.node.pod_cidrs[0]))
-    comparison = FleetComparison(followed())
-    assert comparison.compare(NodeTables(one.node, rules)).verdict is NodeVerdict.FOLLOWS
+    comparison = NodeComparison(followed())
+    assert comparison.compare(state_of(one.node, rules)).verdict is NodeVerdict.FOLLOWS
     for endpoint, wrong in (("10.244.8.3", []), ("10.244.1.3", ["service1"])):
         broken = without(rules[Family.IPV4], f"-s {endpoint}/32 ")
-        result = comparison.compare(NodeTables(one.node, {Family.IPV4: broken}))
+        result = comparison.compare(state_of(one.node, {Family.IPV4: broken}))
         assert [it.name for it in result.wrong] == wrong, endpoint
 
 
@@ -263,9 +271,9 @@ def test_other_settings_are_one_paragraph() -> None:
     for one in nodes(Size(8)):
         options = {"masquerade_all": True} if one.node.name in ("node2", "node5") else {}
         results.append(compared(ipv4(one, followed(), **options), followed(), one))
-    text = click.unstyle(render.text(results))
-    assert "node2 and node5: masqueradeAll is true, but false on most nodes" in text
-    assert "8 nodes: 8 follow." in text
+    lines = shown(results)
+    assert "node2 and node5: masqueradeAll is true, but false on most nodes" in lines
+    assert "8 nodes: 8 follow." in lines
 
 
 def test_one_service_without_masquerading_is_wrong_not_a_setting() -> None:
@@ -297,7 +305,7 @@ def test_a_node_without_rules_differs_as_a_whole() -> None:
     result = compared({Family.IPV4: Ruleset(Family.IPV4, {ChainKey("nat", "OUTPUT"): ()})}, followed(), one)
     assert result.verdict is NodeVerdict.DIFFERS
     assert not result.wrong
-    assert "node0: has no rules of a service proxy" in render.text([result])
+    assert "node0: has no rules of a service proxy" in shown([result])
 
 
 @pytest.mark.parametrize(
@@ -319,7 +327,7 @@ def test_a_node_may_lack_the_rules_of_one_family(node_has: bool, service_has: bo
         one = one._replace(node=node)
     rules = {**ipv4(one, objects), Family.IPV6: Ruleset(Family.IPV6, {ChainKey("nat", "OUTPUT"): ()})}
     result = compared(rules, objects, one)
-    assert result.reason == reason
+    assert result.reason == (reason or None)
     assert result.verdict is (NodeVerdict.DIFFERS if reason else NodeVerdict.FOLLOWS)
 
 
@@ -352,22 +360,22 @@ def test_nodes_of_other_zones_have_other_endpoints() -> None:
         for index, it in enumerate(slice_.endpoints)
     )
     objects = with_objects(service, msgspec.structs.replace(slice_, endpoints=hinted))
-    comparison = FleetComparison(objects)
+    comparison = NodeComparison(objects)
     for one in nodes(Size(4)):
-        assert comparison.compare(NodeTables(one.node, tables(one, objects))).verdict is NodeVerdict.FOLLOWS
+        assert comparison.compare(state_of(one.node, tables(one, objects))).verdict is NodeVerdict.FOLLOWS
     zone0, zone1 = nodes(Size(4))[:2]
-    wrong = comparison.compare(NodeTables(zone1.node, tables(zone0, objects))).wrong
+    wrong = comparison.compare(state_of(zone1.node, tables(zone0, objects))).wrong
     assert [it.name for it in wrong] == ["service1"]
 
 
 def test_the_name_of_a_proxy_cannot_forge_a_row() -> None:
-    lines = render.text([NodeResult("node1", NodeVerdict.FOLLOWS, "proxy\nnode2  other")]).splitlines()
+    lines = shown([NodeResult("node1", NodeVerdict.FOLLOWS, proxy="proxy\nnode2  other")]).splitlines()
     assert [it.split()[:1] for it in lines[:3]] == [["NODE"], ["node1"], []]
 
 
 def test_the_table_names_each_node_and_groups_equal_differences() -> None:
     _, _, results = usual()
-    lines = click.unstyle(render.text(results.values())).splitlines()
+    lines = shown(results.values()).splitlines()
     assert lines[0].split() == ["NODE", "PROXY", "VERDICT", "WRONG", "SINCE", "AT", "LEAST"]
     assert [it.split()[0] for it in lines[1:4]] == ["node0", "node1", "node2"], "node10 comes after node9"
     assert "node3   kube-proxy v1.30.8   differs       2      1970-01-01 00:16:40Z" in lines
@@ -378,31 +386,36 @@ def test_the_table_names_each_node_and_groups_equal_differences() -> None:
 
 def test_the_document_has_the_same() -> None:
     _, _, results = usual()
-    document = json.loads(json.dumps(render.document(results.values())))
-    assert document["different"] is True
-    node = document["nodes"][3]
+    found = json.loads(json_text(document(diff_report(results.values()))))
+    assert found["different"] is True
+    node = found["nodes"][3]
     assert (node["node"], node["verdict"], node["staleSince"]) == ("node3", "differs", "1970-01-01T00:16:40Z")
     assert [it["name"] for it in node["wrong"]] == ["service3", "service4"]
-    assert document["nodes"][7]["otherProxy"] is True
-    assert document["otherSettings"] == []
+    assert found["nodes"][7]["otherProxy"] is True
+    assert found["otherSettings"] == []
 
 
 def test_the_meaning_of_equal_rules_is_found_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     walks: list[object] = []
-    send = Rules.send
-    monkeypatch.setattr(Rules, "send", lambda rules, flow: walks.append(flow) or send(rules, flow))
-    comparison = FleetComparison(followed())
+    walk = meaning.walk
+
+    def counting_walk(*some: Any, **more: Any) -> Any:
+        walks.append(some)
+        return walk(*some, **more)
+
+    monkeypatch.setattr(meaning, "walk", counting_walk)
+    comparison = NodeComparison(followed())
     first, second = (FleetNode(nodes(SIZE)[it].node, NodeKind.STALE, Form.V1_36) for it in (1, 2))
-    assert comparison.compare(NodeTables(first.node, tables(first, stale()))).wrong
+    assert comparison.compare(state_of(first.node, tables(first, stale()))).wrong
     assert walks
     walks.clear()
-    assert comparison.compare(NodeTables(second.node, tables(second, stale()))).wrong
+    assert comparison.compare(state_of(second.node, tables(second, stale()))).wrong
     assert not walks
 
 
 def test_a_verdict_depends_on_no_other_node() -> None:
     """Nodes differ in one rule each, and are compared in both orders."""
-    mutants: list[NodeTables] = []
+    mutants: list[NodeState] = []
     for one in nodes(Size(4)):
         rules = ipv4(one, followed())[Family.IPV4]
         places = [key for key, some in sorted(rules.chains.items()) if some and key.chain.startswith("KUBE-")]
@@ -410,11 +423,11 @@ def test_a_verdict_depends_on_no_other_node() -> None:
             some = rules.chains[key]
             changed = some[1:] if number % 2 else ("-m socket -j RETURN", *some[1:])
             broken = Ruleset(rules.family, {**rules.chains, key: changed})
-            mutants.append(NodeTables(one.node, {Family.IPV4: broken}))
-    alone = [FleetComparison(followed()).compare(it) for it in mutants]
+            mutants.append(state_of(one.node, {Family.IPV4: broken}))
+    alone = [NodeComparison(followed()).compare(it) for it in mutants]
     assert {it.verdict for it in alone} == {NodeVerdict.FOLLOWS, NodeVerdict.DIFFERS}
     for step in (1, -1):
-        comparison = FleetComparison(followed())
+        comparison = NodeComparison(followed())
         assert [comparison.compare(it) for it in mutants[::step]] == alone[::step]
 
 
@@ -440,31 +453,34 @@ def test_rules_desired_on_any_node_are_those_that_render_gives(name: str) -> Non
             assert desired.ruleset(on_node, {}).chains == expected.chains, topology
 
 
-def test_equal_rules_are_signed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    signed: list[ChainKey] = []
-    sign = Signer.sign
-    monkeypatch.setattr(Signer, "sign", lambda it, key, *more: signed.append(key) or sign(it, key, *more))
-    comparison = FleetComparison(followed())
+def test_chains_of_equal_rules_are_numbered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbered: list[object] = []
+    number = SharedNumbers.number
+
+    def counting_number(numbers: SharedNumbers, *some: Any) -> Any:
+        numbered.append(some)
+        return number(numbers, *some)
+
+    monkeypatch.setattr(SharedNumbers, "number", counting_number)
+    comparison = NodeComparison(followed())
     one = FleetNode(nodes(SIZE)[1].node, NodeKind.FOLLOWS, Form.V1_30)
-    comparison.compare(NodeTables(one.node, tables(one, followed())))
-    assert signed
-    signed.clear()
-    assert comparison.compare(NodeTables(one.node, tables(one, followed()))).verdict is NodeVerdict.FOLLOWS
-    assert not signed
+    comparison.compare(state_of(one.node, tables(one, followed())))
+    assert numbered
+    numbered.clear()
+    assert comparison.compare(state_of(one.node, tables(one, followed()))).verdict is NodeVerdict.FOLLOWS
+    assert not numbered
 
 
-def test_signatures_from_before_and_after_some_are_forgotten_do_not_mix(
+def test_numbers_from_before_and_after_some_are_forgotten_do_not_mix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They differ, so all rules would be walked."""
-    monkeypatch.setattr("pykubeproxy.inspect.meaning.signature._MOST_CHAINS", 1)
-    monkeypatch.setattr(Rules, "send", lambda *_: pytest.fail("rules are walked"))
-    comparison = FleetComparison(followed())
+    monkeypatch.setattr("pykubeproxy.inspect.meaning.fingerprints._MOST_CHAINS", 1)
+    monkeypatch.setattr(meaning, "walk", lambda *_, **__: pytest.fail("rules are walked"))
+    comparison = NodeComparison(followed())
     for form in (Form.V1_30, Form.V1_36, Form.V1_30):
         one = FleetNode(nodes(SIZE)[1].node, NodeKind.FOLLOWS, form)
-        assert (
-            comparison.compare(NodeTables(one.node, tables(one, followed()))).verdict is NodeVerdict.FOLLOWS
-        )
+        assert comparison.compare(state_of(one.node, tables(one, followed()))).verdict is NodeVerdict.FOLLOWS
 
 
 AGENT = "pykubeproxy 0.1.0"
@@ -484,12 +500,10 @@ def test_a_quarantined_service_is_named_and_not_called_wrong(port: str) -> None:
     rules = quarantined(one, followed(), key) if port else agent_rules(one, followed(), max_service_pairs=5)
     result = compared(rules, followed(), one, AGENT)
     assert result.verdict is NodeVerdict.FOLLOWS, result.wrong
-    assert key in result.quarantined
-    text = click.unstyle(render.text([result]))
-    assert "quarantined Service" in text
-    assert "default/service20" in text
-    (node,) = render.document([result])["nodes"]
-    assert {"namespace": "default", "name": "service20"} in node["quarantined"]
+    assert str(key) in result.quarantined
+    lines = shown([result])
+    assert "quarantined Service" in lines
+    assert "default/service20" in lines
 
 
 def many_with_affinity() -> Cluster:
@@ -558,7 +572,7 @@ def test_a_service_of_a_node_with_another_one_in_quarantine_can_be_wrong() -> No
     one = nodes(SIZE)[1]
     result = compared(quarantined(one, stale(), Key("default", "service1")), followed(), one, AGENT)
     assert [it.name for it in result.wrong] == ["service3", "service4"]
-    assert result.quarantined == (Key("default", "service1"),)
+    assert result.quarantined == ("default/service1",)
 
 
 @pytest.mark.parametrize(("proxy", "wrong"), [(AGENT, []), ("kube-proxy v1.36.0", ["service0"])])
@@ -566,7 +580,7 @@ def test_an_agent_serves_no_external_address_of_the_api_server(proxy: str, wrong
     one = nodes(SIZE)[1]
     servers = frozenset({("203.0.113.1", 80)})
     rules = agent_rules(one, followed(), reserved=dict.fromkeys(servers, Reserved.API_SERVER))
-    result = FleetComparison(followed(), api_servers=servers).compare(NodeTables(one.node, rules, proxy))
+    result = NodeComparison(followed(), api_servers=servers).compare(state_of(one.node, rules, proxy))
     assert [it.name for it in result.wrong] == wrong
 
 
@@ -597,8 +611,8 @@ def test_any_service_with_an_address_may_win_in_kube_proxy(proxy: str, wrong: li
     result = compared({Family.IPV4: other_order}, objects, one, proxy)
     assert [it.name for it in result.wrong] == wrong
     if not wrong:
-        text = click.unstyle(render.text([result]))
-        assert "node1: 10.96.0.7:80 belongs to default/service5 and default/service6" in text
+        lines = shown([result])
+        assert "node1: 10.96.0.7:80 belongs to default/service5 and default/service6" in lines
 
 
 def changed(objects: Cluster, service: Service) -> Cluster:

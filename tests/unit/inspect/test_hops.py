@@ -6,17 +6,22 @@ import click
 import msgspec
 import pytest
 
-from pykubeproxy.inspect.hops.answer import Answer, Destination, NowhereToStart
-from pykubeproxy.inspect.hops.answer import answer as find_answer
-from pykubeproxy.inspect.hops.conclusion import Verdict, conclusion, verdict
-from pykubeproxy.inspect.hops.follow import MOST_READ
-from pykubeproxy.inspect.hops.journey import Journey, Outcome, Result
-from pykubeproxy.inspect.hops.locations import Location, Locations
-from pykubeproxy.inspect.hops.notes import next_step, notes
-from pykubeproxy.inspect.hops.receivers import Receivers
-from pykubeproxy.inspect.hops.render_json import document
-from pykubeproxy.inspect.hops.render_text import text
-from pykubeproxy.inspect.targets import LocationKind
+from pykubeproxy.inspect.connection import LocationKind
+from pykubeproxy.inspect.trace.conclusion import TraceVerdict, conclusion, next_step, notes, verdict
+from pykubeproxy.inspect.trace.journey import (
+    MOST_READ,
+    EndResult,
+    Journey,
+    JourneyEnd,
+    Location,
+    Locations,
+    NowhereToStart,
+    Receivers,
+    TraceAnswer,
+    TraceDestination,
+    follow_connection,
+)
+from pykubeproxy.inspect.trace.report import report
 from pykubeproxy.objects import (
     Endpoint,
     EndpointPort,
@@ -28,30 +33,32 @@ from pykubeproxy.objects import (
     family_of,
 )
 from pykubeproxy.objects.pods import Pod
+from pykubeproxy.report.document import document
+from pykubeproxy.report.text import text
 from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.services.frontend import ANY_LOCAL, FrontendKind
+from pykubeproxy.services.ports import ANY_LOCAL, FrontendKind
 from tests import cases, packet_model
 from tests.fakes.three_nodes import OUTSIDE, ThreeNodes
 
 POD1, POD3 = "10.244.1.5", "10.244.3.5"
-CLUSTER_IP = Destination("TCP", "10.96.1.1", 80, "ns1/web:http", FrontendKind.CLUSTER_IP)
-BALANCER = Destination("TCP", "198.51.100.5", 80, "ns1/web:http", FrontendKind.LOAD_BALANCER_IP)
+CLUSTER_IP = TraceDestination("TCP", "10.96.1.1", 80, "ns1/web:http", FrontendKind.CLUSTER_IP)
+BALANCER = TraceDestination("TCP", "198.51.100.5", 80, "ns1/web:http", FrontendKind.LOAD_BALANCER_IP)
 FORWARD = ChainKey("filter", "FORWARD")
 MARK = 0x4000
 
 
-def node_port(address: str) -> Destination:
-    return Destination("TCP", address, 30080, "ns1/web:http", FrontendKind.NODE_PORT)
+def node_port(address: str) -> TraceDestination:
+    return TraceDestination("TCP", address, 30080, "ns1/web:http", FrontendKind.NODE_PORT)
 
 
-def only(answer: Answer) -> tuple[Outcome, ...]:
+def only(answer: TraceAnswer) -> tuple[JourneyEnd, ...]:
     """Return the outcomes of an answer with one way."""
     (way,) = answer.ways
     assert way.journey
     return way.journey.outcomes
 
 
-def by_node(answer: Answer) -> dict[str, set[tuple[Result, str]]]:
+def by_node(answer: TraceAnswer) -> dict[str, set[tuple[EndResult, str]]]:
     return {
         way.receivers.read: {(it.result, it.location.address) for it in way.journey.outcomes}
         for way in answer.ways
@@ -59,14 +66,14 @@ def by_node(answer: Answer) -> dict[str, set[tuple[Result, str]]]:
     }
 
 
-def plain(answer: Answer) -> str:
-    return click.unstyle(text(answer))
+def plain(answer: TraceAnswer) -> str:
+    return click.unstyle(text(report(answer).blocks(wide=False)))
 
 
 def test_pod_reaches_endpoints_on_its_own_and_another_node() -> None:
     nodes = ThreeNodes("clusterip-three")
     answer = nodes.trace(POD1, CLUSTER_IP)
-    assert verdict(answer) is Verdict.REACHED
+    assert verdict(answer) is TraceVerdict.REACHED
     assert {(it.location.address, it.location.node): round(it.probability, 6) for it in only(answer)} == {
         ("10.244.1.11", "node1"): 0.333333,
         ("10.244.2.12", "node2"): 0.333333,
@@ -93,7 +100,7 @@ def test_of_many_nodes_with_endpoints_some_are_read() -> None:
     answer = nodes.trace(POD1, CLUSTER_IP)
     assert nodes.asked == ["node1", *names[:MOST_READ]]
     assert len(only(answer)) == len(names)
-    assert verdict(answer) is Verdict.LIKELY
+    assert verdict(answer) is TraceVerdict.LIKELY
     assert f"more than {MOST_READ} nodes come next" in conclusion(answer)
     assert "On worker00, worker01, worker02, worker03 and 16 more, after node1:" in plain(answer)
 
@@ -108,7 +115,7 @@ def test_hairpin_sees_an_address_of_its_node() -> None:
 def test_node_port_of_another_node_without_local_endpoint_drops() -> None:
     answer = ThreeNodes("nodeport-local").trace(OUTSIDE, node_port("192.168.99.30"))
     (outcome,) = only(answer)
-    assert (outcome.result, outcome.route) == (Result.DROPPED, ("node3",))
+    assert (outcome.result, outcome.route) == (EndResult.DROPPED, ("node3",))
     assert conclusion(answer) == (
         f"{OUTSIDE} does not reach ns1/web:http: node3 drops its packets (ns1/web:http has no local endpoints)."
     )
@@ -135,7 +142,7 @@ def test_replies_that_bypass_the_node_of_the_node_port_are_named() -> None:
         f"Connections to endpoints on node2 fail: their replies to {POD3} do not pass node1, which replaced the"
         " destination and kept the source."
     )
-    assert verdict(answer) is Verdict.PARTLY
+    assert verdict(answer) is TraceVerdict.PARTLY
     assert conclusion(answer) == (
         f"pod {POD3} reaches ns1/web:http with 50% of its connections; node1 translates the others, but replies bypass"
         " this node."
@@ -177,7 +184,7 @@ def test_a_redirect_by_another_program_makes_no_node_stale() -> None:
     cluster.add_rules("node1", ChainKey("nat", "PREROUTING"), redirect)
     answer = cluster.trace(POD1, CLUSTER_IP)
     assert not any("EndpointSlice" in it for it in notes(answer))
-    assert "10.244.2.99" in text(answer)
+    assert "10.244.2.99" in plain(answer)
     assert "gone" not in conclusion(answer)
 
 
@@ -187,7 +194,7 @@ def test_stale_node_that_knows_no_endpoint_of_today_does_not_reach_the_service(p
     if not pod_cidrs:
         cluster.nodes = [msgspec.structs.replace(it, pod_cidrs=()) for it in cluster.nodes]
     answer = cluster.trace("192.168.99.10", node_port("192.168.99.30"))
-    assert document(answer)["verdict"] == "not-reached"
+    assert document(report(answer))["verdict"] == "not-reached"
     assert conclusion(answer) == (
         "node1 does not reach ns1/web:http: node3 sends its packets to endpoints that have gone, or that belong to another"
         " Service."
@@ -203,11 +210,11 @@ def test_stale_node_says_nothing_about_other_nodes() -> None:
 def test_local_policy_keeps_the_client_and_answers_on_nodes_with_endpoints_only() -> None:
     answer = ThreeNodes("lb-local").trace(OUTSIDE, BALANCER)
     assert by_node(answer) == {
-        "node1": {(Result.REACHED, "10.244.1.11")},
-        "node2": {(Result.REACHED, "10.244.2.12")},
-        "node3": {(Result.DROPPED, "198.51.100.5")},
+        "node1": {(EndResult.REACHED, "10.244.1.11")},
+        "node2": {(EndResult.REACHED, "10.244.2.12")},
+        "node3": {(EndResult.DROPPED, "198.51.100.5")},
     }
-    assert verdict(answer) is Verdict.PARTLY
+    assert verdict(answer) is TraceVerdict.PARTLY
     assert conclusion(answer) == (
         f"{OUTSIDE} reaches ns1/web:http only through node1 and node2: node3 drops it (ns1/web:http has no local"
         " endpoints)."
@@ -220,12 +227,12 @@ def test_nodes_that_must_drop_alike_are_read_once() -> None:
     answer = nodes.trace(OUTSIDE, BALANCER)
     assert nodes.asked == ["node2", "node1"]
     assert [way.receivers.others for way in answer.ways] == [(), ("node3",)]
-    assert "likewise through node3" in plain(answer)
+    assert "also through node3" in plain(answer)
 
 
 def test_named_node_receives() -> None:
     answer = ThreeNodes("lb-local").trace(OUTSIDE, BALANCER, via="node2")
-    assert by_node(answer) == {"node2": {(Result.REACHED, "10.244.2.12")}}
+    assert by_node(answer) == {"node2": {(EndResult.REACHED, "10.244.2.12")}}
 
 
 def test_node_port_of_any_node_is_asked_at_each_of_them() -> None:
@@ -244,8 +251,10 @@ def test_load_balancer_address_inside_the_cluster_is_served_by_the_first_node() 
     }
 
 
-@pytest.mark.parametrize(("source", "result"), [(OUTSIDE, Result.DROPPED), ("203.0.113.9", Result.REACHED)])
-def test_source_ranges_of_load_balancers(source: str, result: Result) -> None:
+@pytest.mark.parametrize(
+    ("source", "result"), [(OUTSIDE, EndResult.DROPPED), ("203.0.113.9", EndResult.REACHED)]
+)
+def test_source_ranges_of_load_balancers(source: str, result: EndResult) -> None:
     answer = ThreeNodes("lb-source-ranges").trace(source, BALANCER)
     assert {it.result for it in only(answer)} == {result}
 
@@ -253,7 +262,7 @@ def test_source_ranges_of_load_balancers(source: str, result: Result) -> None:
 def test_service_without_endpoints_rejects() -> None:
     answer = ThreeNodes("no-endpoints").trace(POD1, CLUSTER_IP)
     (outcome,) = only(answer)
-    assert outcome.result is Result.REJECTED
+    assert outcome.result is EndResult.REJECTED
     assert outcome.step and outcome.step.chain == "KUBE-SERVICES"
     assert "node1 rejects its packets" in conclusion(answer)
 
@@ -264,7 +273,7 @@ def test_session_affinity_is_mentioned() -> None:
 
 
 def test_ipv6() -> None:
-    destination = Destination("TCP", "fd00:10:96::1", 80, "ns1/web:http", FrontendKind.CLUSTER_IP)
+    destination = TraceDestination("TCP", "fd00:10:96::1", 80, "ns1/web:http", FrontendKind.CLUSTER_IP)
     answer = ThreeNodes("dual-stack").trace("fd00:10:244:3::7", destination)
     assert {(it.location.address, it.route) for it in only(answer)} == {
         ("fd00:10:244:1::11", ("node3", "node1")),
@@ -276,7 +285,7 @@ def test_foreign_rule_on_the_node_of_an_endpoint_drops() -> None:
     nodes = ThreeNodes("clusterip-three")
     nodes.add_rules("node2", FORWARD, '-s 10.244.1.0/24 -m comment --comment "policy of shop" -j DROP')
     answer = nodes.trace(POD1, CLUSTER_IP)
-    dropped = [it for it in only(answer) if it.result is Result.DROPPED]
+    dropped = [it for it in only(answer) if it.result is EndResult.DROPPED]
     assert [(it.route, it.location.address) for it in dropped] == [(("node1", "node2"), "10.244.2.12")]
     assert conclusion(answer) == (
         "pod 10.244.1.5 reaches ns1/web:http with 66.7% of its connections; node2 drops the others (policy of shop)."
@@ -288,7 +297,7 @@ def test_a_drop_behind_the_receiving_node_names_the_node_that_drops() -> None:
     nodes = ThreeNodes("nodeport")
     nodes.add_rules("node2", FORWARD, "-d 10.244.2.12/32 -j DROP")
     start, ways = nodes.locations.find(OUTSIDE), [Receivers("node1"), Receivers("node3")]
-    reply = find_answer(start, node_port(ANY_LOCAL), ways, nodes.locations, nodes.read)
+    reply = follow_connection(start, node_port(ANY_LOCAL), ways, nodes.locations, nodes.read)
     assert conclusion(reply) == (
         f"{OUTSIDE} reaches ns1/web:http with some of its connections only: node2 drops it (filter FORWARD)."
     )
@@ -299,8 +308,8 @@ def test_masquerade_on_the_first_node_changes_what_the_second_one_matches() -> N
     nodes.add_rules("node2", FORWARD, "-s 192.168.99.10/32 -j DROP")
     answer = nodes.trace(OUTSIDE, BALANCER)
     assert {it.location.address: it.result for it in only(answer)} == {
-        "10.244.1.11": Result.REACHED,
-        "10.244.2.12": Result.DROPPED,
+        "10.244.1.11": EndResult.REACHED,
+        "10.244.2.12": EndResult.DROPPED,
     }
 
 
@@ -315,8 +324,8 @@ def test_unread_node_of_an_endpoint_leaves_the_answer_likely() -> None:
     nodes = ThreeNodes("lb-local")
     nodes.unread["node2"] = "runs kube-proxy in IPVS mode"
     answer = nodes.trace(POD1, CLUSTER_IP)
-    assert verdict(answer) is Verdict.LIKELY
-    assert {it.result for it in only(answer)} == {Result.REACHED, Result.SENT}
+    assert verdict(answer) is TraceVerdict.LIKELY
+    assert {it.result for it in only(answer)} == {EndResult.REACHED, EndResult.SENT}
     assert "the rules of node2 are unknown (runs kube-proxy in IPVS mode)" in conclusion(answer)
 
 
@@ -324,7 +333,7 @@ def test_unread_node_of_a_node_port_leaves_the_answer_likely() -> None:
     nodes = ThreeNodes("nodeport")
     nodes.unread["node3"] = "runs kube-proxy in nftables mode"
     answer = nodes.trace(POD1, node_port("192.168.99.30"))
-    assert verdict(answer) is Verdict.LIKELY
+    assert verdict(answer) is TraceVerdict.LIKELY
     assert conclusion(answer) == (
         "pod 10.244.1.5 goes to node port 192.168.99.30:30080, on node3; the rules of node3 are unknown"
         " (runs kube-proxy in nftables mode)."
@@ -336,32 +345,32 @@ def test_unread_first_node_leaves_the_answer_unknown() -> None:
     nodes = ThreeNodes("lb-local")
     nodes.unread["node1"] = "no proxy pod; use --debug-image"
     answer = nodes.trace(POD1, CLUSTER_IP)
-    assert verdict(answer) is Verdict.UNKNOWN
+    assert verdict(answer) is TraceVerdict.UNKNOWN
     assert "no proxy pod; use --debug-image" in plain(answer).replace("\n  ", " ").split("TCP")[0]
 
 
 def test_node_without_rules_for_the_service_is_named() -> None:
     """So shows a node whose proxy stopped."""
     answer = ThreeNodes("empty").trace(POD1, CLUSTER_IP)
-    assert verdict(answer) is Verdict.NOT_REACHED
+    assert verdict(answer) is TraceVerdict.NOT_REACHED
     assert conclusion(answer).endswith("node1 has no rule for cluster IP 10.96.1.1:80.")
     assert next_step(answer) == "kubectl pykubeproxy diff --node node1"
 
 
 def test_other_port_of_a_service_address_is_not_served() -> None:
     reason = "ns1/web has no port 81/TCP"
-    answer = ThreeNodes("lb").trace(POD1, Destination("TCP", "10.96.1.1", 81, unserved=reason))
+    answer = ThreeNodes("lb").trace(POD1, TraceDestination("TCP", "10.96.1.1", 81, unserved=reason))
     assert conclusion(answer) == f"pod {POD1} does not reach 10.96.1.1:81: {reason}."
-    assert verdict(answer) is Verdict.NOT_REACHED
+    assert verdict(answer) is TraceVerdict.NOT_REACHED
 
 
 def test_plain_destinations() -> None:
     nodes = ThreeNodes("empty")
     assert "directly, not through a Service" in conclusion(
-        nodes.trace(POD1, Destination("TCP", "10.244.2.7", 80))
+        nodes.trace(POD1, TraceDestination("TCP", "10.244.2.7", 80))
     )
-    assert "outside the cluster" in conclusion(nodes.trace(POD1, Destination("UDP", "8.8.8.8", 53)))
-    (outcome,) = only(nodes.trace(OUTSIDE, Destination("TCP", "10.244.2.7", 80)))
+    assert "outside the cluster" in conclusion(nodes.trace(POD1, TraceDestination("UDP", "8.8.8.8", 53)))
+    (outcome,) = only(nodes.trace(OUTSIDE, TraceDestination("TCP", "10.244.2.7", 80)))
     assert outcome.route == ("node2",)
 
 
@@ -370,8 +379,8 @@ def test_nodes_that_send_a_packet_in_circles_end_the_journey() -> None:
     prerouting = ChainKey("nat", "PREROUTING")
     for here, there in (("node1", "192.168.99.20"), ("node2", "192.168.99.10")):
         nodes.add_rules(here, prerouting, f"-p tcp -m tcp --dport 7 -j DNAT --to-destination {there}:7")
-    (outcome,) = only(nodes.trace(POD1, Destination("TCP", "10.9.9.9", 7)))
-    assert outcome.result is Result.LOST
+    (outcome,) = only(nodes.trace(POD1, TraceDestination("TCP", "10.9.9.9", 7)))
+    assert outcome.result is EndResult.LOST
 
 
 def test_source_without_node_is_an_error() -> None:
@@ -404,19 +413,21 @@ def test_text_fits_into_80_columns_and_json_has_the_documented_keys(case: str) -
     for source in (POD1, OUTSIDE, "192.168.99.20"):
         answer = ThreeNodes(case).trace(source, CLUSTER_IP if source == POD1 else node_port("192.168.99.30"))
         assert max(map(len, plain(answer).splitlines())) <= 80
-        made = json.loads(json.dumps(document(answer)))
+        made = json.loads(json.dumps(document(report(answer))))
         assert list(made) == [
             "apiVersion",
+            "kind",
             "verdict",
             "message",
             "source",
             "destination",
+            "packet",
             "ways",
             "notes",
             "next",
         ]
         for way in made["ways"]:
-            assert abs(sum(it["probability"] for it in way["outcomes"]) - 1) < 1e-6
+            assert abs(sum(it["probability"] for it in way["ends"]) - 1) < 1e-6
 
 
 def walked(nodes: ThreeNodes, journey: Journey) -> dict[object, float]:
@@ -443,14 +454,14 @@ RECORDED = [name for name in cases.NAMES if "random" not in name and name != "la
 def test_journeys_to_cluster_ips_agree_with_the_packet_model(case: str) -> None:
     nodes = ThreeNodes(case)
     sources = {Family.IPV4: POD3, Family.IPV6: "fd00:10:244:3::5"}
-    verdicts = {Result.DROPPED: "DROP", Result.REJECTED: "REJECT", Result.LEFT: ""}
+    verdicts = {EndResult.DROPPED: "DROP", EndResult.REJECTED: "REJECT", EndResult.LEFT: ""}
     compared = 0
     for service in nodes.cluster.services():
         for address in service.cluster_ips:
             for port in (it for it in service.ports if it.protocol.value == "TCP"):
                 source = sources[family_of(address)]
                 found: dict[object, float] = {}
-                answer = nodes.trace(source, Destination("TCP", address, port.port))
+                answer = nodes.trace(source, TraceDestination("TCP", address, port.port))
                 for it in only(answer):
                     host = f"[{it.location.address}]" if ":" in address else it.location.address
                     to = f"to {host}:{it.port}", bool(it.masqueraded_on)

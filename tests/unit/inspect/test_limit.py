@@ -4,16 +4,16 @@ import pytest
 
 from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.limit import RuleLimit, TooManyRules
-from pykubeproxy.inspect.meaning import signature
-from pykubeproxy.inspect.meaning.model import compare_meaning
-from pykubeproxy.inspect.trace import walk
-from pykubeproxy.inspect.trace.chains import Chains
-from pykubeproxy.inspect.trace.model import trace_packet
-from pykubeproxy.inspect.trace.packet import Host, Packet
+from pykubeproxy.inspect.meaning.fingerprints import Fingerprints, SharedNumbers
+from pykubeproxy.inspect.packets import walk
+from pykubeproxy.inspect.packets.iptables import IptablesRules
+from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset, parse
+from pykubeproxy.rules.iptables_save import parse
+from pykubeproxy.rules.ruleset import Ruleset
+from tests.traces import compare_meaning, trace_packet
 
-HOST = Host(frozenset({"192.168.0.1"}))
+HOST = NodeNetwork(frozenset({"192.168.0.1"}))
 PACKET = Packet("tcp", "10.1.1.1", "10.96.0.1", 80)
 SERVICE = (
     '-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment "ns/a" -m tcp --dport 80 -j KUBE-SVC-0'
@@ -62,8 +62,8 @@ def test_the_meaning_of_chains_that_double_ends(counted: list[int]) -> None:
     assert len(counted) < 1_000_000
 
 
-def test_the_signatures_of_chains_that_repeat_another_one_end() -> None:
-    """Each has the rules of the chain below: without a limit, a file of a megabyte takes three gigabytes."""
+def test_the_numbers_of_chains_that_repeat_another_one_take_little_memory() -> None:
+    """Each has the rules of the chain below: with copies, a file of a megabyte takes three gigabytes."""
     many = "".join(f"-A KUBE-SERVICES -s 10.0.0.{it}/32 -j KUBE-C{it}\n" for it in range(200))
     chains = "".join(f":KUBE-C{it} - [0:0]\n" for it in range(200))
     each = "".join(
@@ -77,12 +77,12 @@ def test_the_signatures_of_chains_that_repeat_another_one_end() -> None:
     rest = (
         f"-A PREROUTING -j KUBE-SERVICES\n{SERVICE}\n{many}{each}{big}-A KUBE-SVC-0 -p tcp -j DROP\nCOMMIT\n"
     )
-    hostile = parse(Family.IPV4, f"{start}{chains}{rest}")
-    assert signature._MOST_INLINED > 9000
-    signer = signature.Signer(Chains(hostile), signature.SharedSignatures())
-    signer._limit = RuleLimit(1_000_000)
-    with pytest.raises(TooManyRules):
-        signer.sign(ChainKey("nat", "PREROUTING"), PACKET)
+    hostile = IptablesRules(parse(Family.IPV4, f"{start}{chains}{rest}"))
+    shared = SharedNumbers()
+    numbers = Fingerprints(hostile, shared).of(PACKET)
+    assert numbers
+    assert len(shared.named(numbers).addresses) == 200 + 200 + 9000
+    assert sum(len(it) for it in shared._numbers) < 12_000
 
 
 def test_a_path_takes_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_a_path_takes_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walk.Passage, "past", longer)
     trace = trace_packet(doubled(10), PACKET, HOST)
     assert max(seen) > 2**11
-    assert [len(it.path) for it in trace.outcomes] == [max(seen)]
+    assert [len(it.path) for it in trace.ends] == [max(seen)]
 
 
 def test_rules_met_for_the_first_time_raise_the_limit() -> None:

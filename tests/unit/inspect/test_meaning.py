@@ -5,25 +5,26 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from ipaddress import ip_address
+from typing import Any
 
 import msgspec
 import pytest
 
 from pykubeproxy.config import Dispatch
 from pykubeproxy.inspect.limit import TooManyRules
-from pykubeproxy.inspect.meaning.addresses import parse_addresses, render_range
-from pykubeproxy.inspect.meaning.model import compare_meaning, proxy_part
+from pykubeproxy.inspect.meaning.comparison import proxy_part
 from pykubeproxy.inspect.meaning.outcomes import MeaningChange
-from pykubeproxy.inspect.trace.packet import Host
+from pykubeproxy.inspect.packets.addresses import parse_addresses, render_range
+from pykubeproxy.inspect.packets.packet import NodeNetwork
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts, rule_context
-from pykubeproxy.rules.difference import installed
-from pykubeproxy.rules.render import render
+from pykubeproxy.rules.render import installed, render
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, expected, load_case, node_of
 from tests.packet_model import Outcome, Outcomes, Packet, Walker
+from tests.traces import compare_meaning
 
-NODE = Host(frozenset(ADDRESSES))
+NODE = NodeNetwork(frozenset(ADDRESSES))
 RICH = [name for name in NAMES if name.startswith("random-")]
 
 
@@ -130,6 +131,16 @@ def test_a_goto_returns_further_than_a_jump() -> None:
     assert compare_meaning(jumped, went, NODE)
 
 
+def test_packets_of_the_node_to_itself_meet_the_rules_for_input() -> None:
+    """They come in again by lo after they left, so a rejected node port is rejected for the node, too."""
+    rules = recorded("no-endpoints", Family.IPV4)
+    key = ChainKey("filter", "KUBE-EXTERNAL-SERVICES")
+    kept = tuple(it for it in rules.chains[key] if "--dst-type LOCAL" not in it)
+    assert kept != rules.chains[key]
+    changes = compare_meaning(rules, Ruleset(rules.family, {**rules.chains, key: kept}), NODE)
+    assert any(it.origin.on_node and it.destination.port == 30080 for it in changes)
+
+
 def mutated(rules: Ruleset, chance: random.Random) -> Ruleset | None:
     """Return the ruleset with one rule of table nat changed; None if that rule cannot be changed so."""
     keys = [key for key, some in rules.chains.items() if some and key.table == "nat" and "KUBE" in key.chain]
@@ -189,7 +200,7 @@ def outcomes(walker: Walker, packet: Packet) -> Outcomes:
     Packets from elsewhere to the node itself do not pass POSTROUTING, so their mark has no effect.
     """
     found = walker.walk(packet, "nat", "OUTPUT" if packet.local_source else "PREROUTING")
-    reduced: Counter[Outcome] = Counter()
+    reduced: Any = Counter()
     for outcome, probability in found.items():
         stays = outcome.verdict.removeprefix("to ").rpartition(":")[0].strip("[]") in ADDRESSES
         mark = 0 if stays and not packet.local_source else outcome.mark

@@ -5,17 +5,17 @@ from collections.abc import Callable
 
 import pytest
 
-from pykubeproxy.inspect.meaning.model import compare_meaning, proxy_part
-from pykubeproxy.inspect.meaning.outcomes import MeaningChange
-from pykubeproxy.inspect.meaning.versions import older_version
-from pykubeproxy.inspect.trace.packet import Host
+from pykubeproxy.inspect.meaning.comparison import proxy_part
+from pykubeproxy.inspect.meaning.outcomes import MeaningChange, older_version
+from pykubeproxy.inspect.packets.packet import NodeNetwork
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, expected, load_case, node_of
 from tests.older_forms import Form, rules_in_form
+from tests.traces import compare_meaning
 
-NODE = Host(frozenset(ADDRESSES))
+NODE = NodeNetwork(frozenset(ADDRESSES))
 RICH = "clusterip-three"
 OLDER = (Form.V1_22, Form.V1_25)
 # Cases without settings or Services that 1.22 treats otherwise.

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pykubeproxy.inspect.dump.model import views
-from pykubeproxy.inspect.filter import ServiceFilter, parse_filter
+from pykubeproxy.inspect.targets import ServiceFilter, parse_filter
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.ports import PortName

@@ -6,7 +6,8 @@ from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.limit import RuleLimit, TooManyRules
 from pykubeproxy.inspect.routes import affinity_seconds, shares
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset, parse
+from pykubeproxy.rules.iptables_save import parse
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
 
 def chains(**rules: list[str]) -> Ruleset:

@@ -1,21 +1,18 @@
 """Names of pods, Services and nodes in place of addresses."""
 
+from typing import Any
+
 import pytest
 
-from pykubeproxy.inspect.targets import (
+from pykubeproxy.inspect.connection import (
     Directory,
-    InvalidTarget,
     LocationKind,
     ResolvedConnection,
-    Target,
-    TargetKind,
     Unresolved,
-    names_of,
-    parse_destination,
-    parse_source,
     resolve,
 )
-from pykubeproxy.inspect.targets.from_rules import services_of
+from pykubeproxy.inspect.dump.model import services_of
+from pykubeproxy.inspect.targets import InvalidTarget, Target, TargetKind, parse_destination, parse_source
 from pykubeproxy.objects import EndpointPort, Family, Node, Port, Protocol
 from pykubeproxy.objects.pods import Pod
 from tests.cases import expected, load_case
@@ -273,7 +270,7 @@ def test_protocols(destination: str, protocol: Protocol | None, wanted: Protocol
     ],
 )
 def test_errors_say_what_to_type_next(
-    source: str, destination: str, options: dict[str, object], said: str
+    source: str, destination: str, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(Unresolved) as caught:
         resolved(source, destination, **options)
@@ -296,23 +293,6 @@ def test_plain_addresses_need_no_objects() -> None:
         80,
         None,
     )
-    assert names_of(found, Directory(""), ["10.4.5.7"]).resolved == ()
-
-
-def test_names_in_output() -> None:
-    """Ends that the user named get a line; endpoints the name of their pod."""
-    names = names_of(
-        resolved("pod/client", "svc/web:http"), OBJECTS, ["10.244.1.5", "192.168.0.1", "10.9.9.9"]
-    )
-    assert names.resolved == (
-        "pod/ns/client is 10.244.2.9 on node n2",
-        "svc/ns/web:http is cluster IP 10.96.0.10:80",
-    )
-    assert (names.source, names.destination) == ("pod/ns/client", "svc/ns/web:http")
-    assert names.pods == {"10.244.1.5": "pod/ns/web-1"}
-    at_node = names_of(resolved("192.168.0.2", "node/n1:30080"), OBJECTS, [])
-    assert at_node.resolved == ("node/n1:30080 is 192.168.0.1:30080, node port of svc/ns/web:http",)
-    assert (at_node.source, at_node.destination) == ("node/n2", "svc/ns/web:http")
 
 
 def test_services_from_comments_of_rules() -> None:

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Iterator, Mapping
 
-from pykubeproxy.inspect.trace.model import trace_packet
-from pykubeproxy.inspect.trace.packet import Host, Packet
+from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from tests.traces import trace_packet
 
 SERVICES, ENDPOINTS = 5000, 10
 
@@ -67,7 +67,7 @@ def test_trace_reads_only_chains_on_the_path() -> None:
     chains = RecordingChains(large())
     packet = Packet("tcp", "203.0.113.9", cluster_ip(SERVICES - 1), 80)
     started = time.process_time()
-    trace = trace_packet(Ruleset(Family.IPV4, chains), packet, Host())
+    trace = trace_packet(Ruleset(Family.IPV4, chains), packet, NodeNetwork())
     assert time.process_time() - started < 1
     assert all(abs(endpoint.probability - 1 / ENDPOINTS) < 1e-9 for endpoint in trace.endpoints)
     assert len(trace.endpoints) == ENDPOINTS

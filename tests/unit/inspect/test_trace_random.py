@@ -1,4 +1,4 @@
-"""Trace random packets through the rules of random objects."""
+"""NodeTrace random packets through the rules of random objects."""
 
 import msgspec
 import pytest
@@ -6,17 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pykubeproxy.inspect.dump.model import PacketVerdict
-from pykubeproxy.inspect.trace.model import Trace, trace_packet
-from pykubeproxy.inspect.trace.packet import Host, Packet
+from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
+from pykubeproxy.inspect.packets.walk import NodeTrace
 from pykubeproxy.objects import Family, Kind, Listed
-from pykubeproxy.rules.difference import installed
-from pykubeproxy.rules.render import render
+from pykubeproxy.rules.render import installed, render
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.endpoints import ResolvedEndpoint
 from pykubeproxy.services.selection import resolve_ports
 from tests.packet_model import Packet as ModelPacket
 from tests.packet_model import Walker
 from tests.strategies import PODS
+from tests.traces import trace_packet
 from tests.unit.rules.test_packets import CLIENT, NODE_IP, POD, World, worlds
 
 pytestmark = pytest.mark.usefixtures("small_trees")
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.usefixtures("small_trees")
 PRECISION = 1e-9
 
 
-def host_of(family: Family) -> Host:
-    return Host(frozenset({NODE_IP[family]}))
+def host_of(family: Family) -> NodeNetwork:
+    return NodeNetwork(frozenset({NODE_IP[family]}))
 
 
-def traced(world: World, packet: Packet) -> Trace:
+def traced(world: World, packet: Packet) -> NodeTrace:
     rules_context = world.rule_context()
     cluster = Cluster()
     cluster.apply(Listed(Kind.SERVICE, world.services))

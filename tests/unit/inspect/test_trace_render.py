@@ -3,18 +3,21 @@
 `python -m tests.unit.inspect.test_trace_render` rewrites the golden files for review.
 """
 
-import json
 from pathlib import Path
 
 import click
 import pytest
 
-from pykubeproxy.inspect.trace import render
-from pykubeproxy.inspect.trace.model import Trace, trace_packet
-from pykubeproxy.inspect.trace.packet import Host, Packet
+from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
+from pykubeproxy.inspect.packets.walk import NodeTrace
+from pykubeproxy.inspect.trace.report import TracedVisit, TracedWay, TraceReport, _nodes_on_the_way
 from pykubeproxy.objects import Family, family_of
-from pykubeproxy.rules.ruleset import parse
+from pykubeproxy.report.document import document, json_text
+from pykubeproxy.report.text import text
+from pykubeproxy.rules.iptables_save import parse
+from pykubeproxy.rules.ruleset import Ruleset
 from tests.cases import ADDRESSES, expected, load_case
+from tests.traces import report_of, trace_packet
 
 FOLDER = Path(__file__).parents[2] / "data" / "trace"
 POD, OUTSIDE, HERE = "10.244.1.11", "203.0.113.77", "192.168.99.10"
@@ -34,79 +37,70 @@ PACKETS = {
 DOCUMENTS = ("dropped-firewall", "hairpin", "ipv6", "refused")
 
 
-def traced(name: str) -> Trace:
+def traced(name: str) -> NodeTrace:
     case, packet = PACKETS[name]
     rules = expected(load_case(case), family_of(packet.destination))
-    return trace_packet(rules, packet, Host(frozenset(ADDRESSES)))
+    return trace_packet(rules, packet, NodeNetwork(frozenset(ADDRESSES)))
 
 
-def text(name: str) -> str:
-    return click.unstyle(render.text(traced(name)))
+def report(name: str) -> TraceReport:
+    case, packet = PACKETS[name]
+    rules = expected(load_case(case), family_of(packet.destination))
+    return report_of(rules, packet, NodeNetwork(frozenset(ADDRESSES)))
 
 
-def document(name: str) -> str:
-    return json.dumps(render.document(traced(name)), indent=1) + "\n"
+def shown(name: str) -> str:
+    """Return the text, without and with steps."""
+    made = report(name)
+    return click.unstyle(text(made.blocks(wide=False)) + "\n---\n" + text(made.blocks(wide=True))) + "\n"
+
+
+def as_json(name: str) -> str:
+    return json_text(document(report(name)))
 
 
 @pytest.mark.parametrize("name", PACKETS)
 def test_text_equals_golden_file(name: str) -> None:
     """The answer comes first, within 80 columns."""
-    assert text(name) == (FOLDER / f"{name}.txt").read_text()
-    assert max(map(len, text(name).splitlines())) <= 80
+    assert shown(name) == (FOLDER / f"{name}.txt").read_text()
+    assert max(map(len, shown(name).splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_json_equals_golden_file(name: str) -> None:
-    """PacketVerdict, endpoints and every step."""
-    assert document(name) == (FOLDER / f"{name}.json").read_text()
+    """Ends, decisions and every step."""
+    assert as_json(name) == (FOLDER / f"{name}.json").read_text()
 
 
-@pytest.mark.parametrize("name", PACKETS)
-def test_json_has_the_documented_keys_and_types(name: str) -> None:
-    made = json.loads(document(name))
-    assert list(made) == [
-        "apiVersion",
-        "packet",
-        "names",
-        "verdict",
-        "masquerade",
-        "endpoints",
-        "rejections",
-        "steps",
-    ]
-    assert made["apiVersion"] == "pykubeproxy/v1"
-    assert made["verdict"] in ("dnat", "reject", "drop", "pass")
-    assert isinstance(made["masquerade"], bool)
-    for endpoint in made["endpoints"]:
-        assert list(endpoint) == ["address", "port", "probability", "masquerade"]
-    for step in made["steps"]:
-        assert list(step) == ["table", "chain", "rule", "matched", "reason"]
-        assert step["reason"]
-
-
-def trace_to_many(number: int) -> Trace:
-    """Return the trace of a packet with this number of possible endpoints."""
+def rules_to_many(number: int) -> Ruleset:
+    """Return rules with this number of endpoints."""
     rules = [
         f"-A PREROUTING -m statistic --mode random --probability {1 / (number - i):.11f} "
         f"-j DNAT --to-destination 10.244.{1 + i // 250}.{i % 250}:80"
         for i in range(number)
     ]
     rules.append("-A POSTROUTING -j MASQUERADE")
-    saved = "\n".join(["*nat", *rules, "COMMIT", ""])
-    return trace_packet(parse(Family.IPV4, saved), Packet("tcp", OUTSIDE, "10.96.0.1", 80), Host())
+    return parse(Family.IPV4, "\n".join(["*nat", *rules, "COMMIT", ""]))
+
+
+def trace_to_many(number: int) -> NodeTrace:
+    """Return the trace of a packet with this number of possible endpoints."""
+    return trace_packet(rules_to_many(number), Packet("tcp", OUTSIDE, "10.96.0.1", 80), NodeNetwork())
 
 
 def test_many_endpoints_are_summarized() -> None:
     """The first are shown; the steps after DNAT are complete."""
-    lines = click.unstyle(render.text(trace_to_many(100))).splitlines()
-    assert lines[1] == "goes to one of 100 endpoints, masqueraded: its source is replaced"
-    assert lines[22] == "    80%  80 more (-o json lists all)"
-    assert "and 96 more endpoints (-o json lists all)" in lines
-    assert "nat POSTROUTING" in lines
-    assert len(lines) < 50
-    made = render.document(trace_to_many(100))
-    assert len(made["endpoints"]) == 100  # type: ignore[arg-type]
-    assert len(made["steps"]) == 101  # type: ignore[arg-type]
+    made = report_of(rules_to_many(100), Packet("tcp", OUTSIDE, "10.96.0.1", 80), NodeNetwork())
+    lines = click.unstyle(text(made.blocks(wide=True))).splitlines()
+    assert lines[0] == f"{OUTSIDE} goes to one of 100 endpoints of 10.96.0.1:80."
+    assert " 1%  10.244.1.0:80; masqueraded: sees an address of this node" in lines
+    assert "80%  80 more (-o json lists all)" in lines
+    assert "  and 96 more endpoints (-o json lists all)" in lines
+    assert "  nat POSTROUTING" in lines
+    assert len(lines) < 55
+    (way,) = made.ways
+    assert len(way.ends) == 100
+    assert len(way.visits[0].steps) == 101
 
 
 def test_partial_drops_have_a_share() -> None:
@@ -118,23 +112,33 @@ COMMIT
 -A FORWARD -d 10.244.1.2/32 -m comment --comment "no entry" -j DROP
 COMMIT
 """
-    trace = trace_packet(parse(Family.IPV4, saved), Packet("tcp", OUTSIDE, "10.96.0.1", 80), Host())
-    assert click.unstyle(render.text(trace)).splitlines()[1:4] == [
-        "goes to one endpoint and keeps its source",
-        "    75%  10.244.1.1:80",
-        "    25%  dropped in filter FORWARD: no entry",
-    ]
+    made = report_of(parse(Family.IPV4, saved), Packet("tcp", OUTSIDE, "10.96.0.1", 80), NodeNetwork())
+    assert made.message == (
+        f"{OUTSIDE} reaches 10.96.0.1:80 with 75% of its connections; this node drops the others (no entry)."
+    )
+    assert [end.text.replace("\u2060", "") for end in made.ways[0].ends][1] == (
+        "dropped on this node in filter FORWARD, on the way to 10.244.1.2:80"
+    )
 
 
 def test_styles_do_not_change_the_text() -> None:
-    styled = render.text(traced("refused"))
-    assert "\x1b[1m10.244.1.11 to 10.96.1.1:80, TCP\x1b[0m" in styled
-    assert "\x1b[33mis rejected in filter KUBE-SERVICES" in styled
+    styled = text(report("refused").blocks(wide=False))
+    assert "\x1b[31m10.244.1.11 does not reach" in styled
+
+
+def test_each_node_on_the_way_is_named_once() -> None:
+    """Packets to different endpoints visit a node in turns; nodes where the same happens share a section."""
+    visits = tuple(
+        TracedVisit(node, "after node1", ("node1",), None, 0.25, None, (), ())
+        for node in ("node2", "node3", "node2", "node3")
+    )
+    shown = text(_nodes_on_the_way(TracedWay("node1", (), True, (), visits), with_steps=False))
+    assert click.unstyle(shown) == "On node2 and node3, after node1:\n  no rule changes or stops it\n"
 
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for name in PACKETS:
-        (FOLDER / f"{name}.txt").write_text(text(name))
+        (FOLDER / f"{name}.txt").write_text(shown(name))
     for name in DOCUMENTS:
-        (FOLDER / f"{name}.json").write_text(document(name))
+        (FOLDER / f"{name}.json").write_text(as_json(name))

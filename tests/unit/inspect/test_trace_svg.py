@@ -6,12 +6,13 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, settings
 
-from pykubeproxy.inspect.trace.model import Trace, trace_packet
-from pykubeproxy.inspect.trace.packet import Host, Packet
-from pykubeproxy.inspect.trace.render_svg import FULL, svg
+from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
+from pykubeproxy.inspect.packets.walk import NodeTrace
+from pykubeproxy.inspect.trace.svg import FULL, svg
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.ruleset import parse
+from pykubeproxy.rules.iptables_save import parse
 from tests.cases import ADDRESSES, NAMES, expected, load_case
+from tests.traces import trace_packet
 from tests.unit.inspect.test_trace_random import packet_for, packets
 from tests.unit.inspect.test_trace_random import traced as random_trace
 from tests.unit.inspect.test_trace_render import OUTSIDE, PACKETS, POD, trace_to_many, traced
@@ -22,7 +23,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</text><script>alert(1)</script>&\"' \u202e\x1b[31m \udc80 \ufffe"
 
 
-def drawn(trace: Trace) -> ElementTree.Element:
+def drawn(trace: NodeTrace) -> ElementTree.Element:
     return ElementTree.fromstring(svg(trace))
 
 
@@ -91,7 +92,7 @@ def test_every_case_is_drawn(name: str) -> None:
     for destination, port in (("10.96.1.1", 80), ("198.51.100.5", 80), ("192.168.99.10", 30080)):
         for source in (POD, OUTSIDE):
             packet = Packet("tcp", source, destination, port)
-            root = drawn(trace_packet(rules, packet, Host(frozenset(ADDRESSES))))
+            root = drawn(trace_packet(rules, packet, NodeNetwork(frozenset(ADDRESSES))))
             assert sum(bands(root)) == pytest.approx(1, abs=1e-3)
             assert overlap(root) == []
 
@@ -104,8 +105,8 @@ def test_widths_are_the_shares(world: World, choice: tuple[str, str, int, str, i
     root = drawn(trace)
     assert sum(bands(root)) == pytest.approx(1, abs=1e-3)
     assert bends(root) == pytest.approx(bands(root), abs=1e-4)
-    if len(trace.outcomes) <= 12:
-        assert sorted(bands(root)) == pytest.approx(sorted(it.probability for it in trace.outcomes), abs=1e-4)
+    if len(trace.ends) <= 12:
+        assert sorted(bands(root)) == pytest.approx(sorted(it.probability for it in trace.ends), abs=1e-4)
     masqueraded = sum(endpoint.probability for endpoint in trace.endpoints if endpoint.masquerade)
     assert sum(bands(root, "masqueraded")) == pytest.approx(masqueraded, abs=1e-3)
     assert overlap(root) == []
@@ -211,7 +212,9 @@ def test_foreign_text_is_escaped(rule: str) -> None:
     """Markup and control characters in rules are only text."""
     text = HOSTILE.replace('"', '\\"')
     saved = f"*filter\n-A FORWARD {rule.format(text)}\n-A FORWARD -m comment --comment last -j DROP\nCOMMIT\n"
-    document = svg(trace_packet(parse(Family.IPV4, saved), Packet("tcp", OUTSIDE, "10.96.0.1", 80), Host()))
+    document = svg(
+        trace_packet(parse(Family.IPV4, saved), Packet("tcp", OUTSIDE, "10.96.0.1", 80), NodeNetwork())
+    )
     root = ElementTree.fromstring(document.encode())
     assert not list(root.iter(f"{SVG}script"))
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ufffe]", document)

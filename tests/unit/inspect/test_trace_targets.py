@@ -2,33 +2,33 @@
 
 import pytest
 
-from pykubeproxy.inspect.trace.packet import Packet
-from pykubeproxy.inspect.trace.rule import compile_rule
-from pykubeproxy.inspect.trace.walk import Effect, End, apply_target
+from pykubeproxy.inspect.packets.iptables import compile_rule
+from pykubeproxy.inspect.packets.packet import Packet
+from pykubeproxy.inspect.packets.rules import RuleEffect, RuleEnd
 
 PACKET = Packet("tcp", "10.244.1.5", "10.96.0.10", 80, mark=0x1)
 IPV6 = Packet("tcp", "fd00::5", "fd00:96::a", 80)
 
 
-def after(target: str, packet: Packet = PACKET) -> Effect:
-    return apply_target(compile_rule(f"-p tcp -j {target}"), packet)
+def after(target: str, packet: Packet = PACKET) -> RuleEffect:
+    return compile_rule(f"-p tcp -j {target}").apply(packet)
 
 
 @pytest.mark.parametrize(
     ("target", "end"),
     [
-        ("ACCEPT", End.ACCEPT),
-        ("DROP", End.DROP),
-        ("REJECT --reject-with icmp-port-unreachable", End.REJECT),
-        ("DNAT --to-destination 10.244.1.11:8080", End.ACCEPT),
-        ("MASQUERADE --random-fully", End.ACCEPT),
+        ("ACCEPT", RuleEnd.ACCEPT),
+        ("DROP", RuleEnd.DROP),
+        ("REJECT --reject-with icmp-port-unreachable", RuleEnd.REJECT),
+        ("DNAT --to-destination 10.244.1.11:8080", RuleEnd.ACCEPT),
+        ("MASQUERADE --random-fully", RuleEnd.ACCEPT),
         ("MARK --set-xmark 0x4000/0x4000", None),
         ("CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80", None),
         ('LOG --log-prefix "seen: "', None),
         ("NFLOG --nflog-group 5", None),
     ],
 )
-def test_terminating_targets_end_the_table(target: str, end: End | None) -> None:
+def test_terminating_targets_end_the_table(target: str, end: RuleEnd | None) -> None:
     assert after(target).end is end
 
 

@@ -1,24 +1,25 @@
-"""Trace packets through small rulesets: table order, jumps, policies and probabilities."""
+"""NodeTrace packets through small rulesets: table order, jumps, policies and probabilities."""
 
 import pytest
 
 from pykubeproxy.inspect.dump.model import PacketVerdict
-from pykubeproxy.inspect.trace.model import Trace, trace_packet
-from pykubeproxy.inspect.trace.packet import Host, Packet, Route
+from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute, Packet
+from pykubeproxy.inspect.packets.walk import NodeTrace
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.ruleset import parse
+from pykubeproxy.rules.iptables_save import parse
+from tests.traces import trace_packet
 
-HOST = Host(
+HOST = NodeNetwork(
     frozenset({"192.168.99.10"}),
-    (Route("0.0.0.0/0", "eth0"), Route("10.244.1.0/24", "cni0"), Route("10.244.9.0/24", "")),
+    (NodeRoute("0.0.0.0/0", "eth0"), NodeRoute("10.244.1.0/24", "cni0"), NodeRoute("10.244.9.0/24", "")),
 )
 COMING = Packet("tcp", "203.0.113.9", "10.96.0.10", 80)
 TO_NODE = Packet("tcp", "203.0.113.9", "192.168.99.10", 30080)
 LEAVING = Packet("tcp", "192.168.99.10", "10.96.0.10", 80, starts_here=True)
 
 
-def traced(rules: str, packet: Packet = COMING) -> Trace:
-    """Trace through rules given as lines "table CHAIN rule" or "table :CHAIN POLICY"."""
+def traced(rules: str, packet: Packet = COMING) -> NodeTrace:
+    """NodeTrace through rules given as lines "table CHAIN rule" or "table :CHAIN POLICY"."""
     text: dict[str, list[str]] = {}
     for line in rules.strip().splitlines():
         table, rest = line.strip().split(" ", 1)
@@ -27,7 +28,7 @@ def traced(rules: str, packet: Packet = COMING) -> Trace:
     return trace_packet(parse(Family.IPV4, saved), packet, HOST)
 
 
-def path_of(trace: Trace) -> list[str]:
+def path_of(trace: NodeTrace) -> list[str]:
     return [f"{step.table} {step.chain}" for step in trace.steps if step.matched]
 
 

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from pykubeproxy.lab.prober import ProbeError, ProbeResult, Target, probe_tcp, probe_udp
+from pykubeproxy.lab.prober import ProbeError, ProbeResult, ProbeTarget, probe_tcp, probe_udp
 
 
-def listener(answer: bytes | None) -> Target:
+def listener(answer: bytes | None) -> ProbeTarget:
     """A server that answers one connection, or closes it without an answer."""
     server = socket.create_server(("127.0.0.1", 0))
 
@@ -23,7 +23,7 @@ def listener(answer: bytes | None) -> Target:
                     connection.sendall(answer)
 
     threading.Thread(target=serve, daemon=True).start()
-    return Target(*server.getsockname())
+    return ProbeTarget(*server.getsockname())
 
 
 BODY = {"pod": "web-1", "client": "127.0.0.1", "real_ip": ""}
@@ -48,7 +48,7 @@ def test_failure_has_a_kind(answer: bytes | None, kind: str) -> None:
 def test_closed_port_refuses() -> None:
     """A closed port refuses both protocols at once."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        target = Target(*free.getsockname())
+        target = ProbeTarget(*free.getsockname())
     with pytest.raises(ProbeError, match="refused"):
         probe_tcp(target, "", 2.0)
     with pytest.raises(ProbeError, match="refused"):
@@ -58,7 +58,7 @@ def test_closed_port_refuses() -> None:
 def test_silent_server_times_out() -> None:
     """A server without an answer times out."""
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ProbeError, match="timeout"):
-        probe_tcp(Target(*silent.getsockname()), "", 0.05)
+        probe_tcp(ProbeTarget(*silent.getsockname()), "", 0.05)
 
 
 def test_results_add_up() -> None:

@@ -6,11 +6,11 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from pykubeproxy.lab.api import Api, ApiError, Object
+from pykubeproxy.lab.api import Api, ApiFailure, Object
 from pykubeproxy.lab.apiserver import PODS, Store
-from pykubeproxy.lab.apiserver.errors import ApiError as Refused
+from pykubeproxy.lab.apiserver.resources import ApiError as Refused
 from pykubeproxy.lab.network import SITES
-from pykubeproxy.lab.publisher import KUBE_PROXY, PYKUBEPROXY, PublishedPod, Publisher, proxy_pod
+from pykubeproxy.lab.pods import KUBE_PROXY, PYKUBEPROXY, PublishedPod, Publisher, proxy_pod
 from tests.unit.manifests.overlays import MANIFESTS, daemon_set
 
 NODE = SITES["node1"]
@@ -27,7 +27,7 @@ class FakeApi:
 
     def call(self, method: str, path: str, body: Object) -> None:
         if self.down:
-            raise ApiError(500, "down")
+            raise ApiFailure(500, "down")
         self.writes += 1
         try:
             if method == "POST":
@@ -35,7 +35,7 @@ class FakeApi:
             else:
                 self.store.replace(body, part="status")
         except Refused as error:
-            raise ApiError(error.code, str(error)) from error
+            raise ApiFailure(error.code, str(error)) from error
 
     def delete(self, path: str) -> None:
         path, _, grace = path.partition("?gracePeriodSeconds=")
@@ -64,7 +64,9 @@ def publisher(api: FakeApi, desired: list[PublishedPod]) -> Iterator[Publisher]:
 
 
 def ready(pod: Object) -> str:
-    (status,) = (it["status"] for it in pod["status"]["conditions"] if it["type"] == "Ready")
+    (status,) = (
+        condition["status"] for condition in pod["status"]["conditions"] if condition["type"] == "Ready"
+    )
     return str(status)
 
 
@@ -125,7 +127,7 @@ def test_terminating_pods_are_marked_and_then_removed(
 
 def test_a_failed_write_is_repeated(api: FakeApi, publisher: Publisher) -> None:
     api.down = True
-    with pytest.raises(ApiError):
+    with pytest.raises(ApiFailure):
         publisher.publish()
     api.down = False
     publisher.publish()

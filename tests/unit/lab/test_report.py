@@ -9,7 +9,7 @@ import click
 import pytest
 
 from pykubeproxy.lab import report
-from pykubeproxy.lab.apiserver.write import merged
+from pykubeproxy.lab.apiserver.store import merged
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.scenarios import SCENARIOS, Log, Scenario, ScenarioFailed
 from pykubeproxy.lab.scenarios.scenario import Run
@@ -18,7 +18,7 @@ from pykubeproxy.wording import WIDTH
 LAB = cast("Lab", SimpleNamespace(reset=lambda: None, logs=Path("/run/lab/logs")))
 
 
-def output(run: Callable[[Lab, Log], None]) -> tuple[report.Result, list[str]]:
+def output(run: Callable[[Lab, Log], None]) -> tuple[report.ScenarioResult, list[str]]:
     """The result of a scenario and the lines written."""
 
     def function(context: Run) -> None:
@@ -62,9 +62,9 @@ def test_exception_fails_the_scenario(failure: Exception) -> None:
     assert any("FAILED" in line and str(failure.args[0]) in line for line in lines)
 
 
-def result(name: str, failure: str | None = None) -> report.Result:
+def result(name: str, failure: str | None = None) -> report.ScenarioResult:
     log = (("1 pod", "all connections"),)
-    return report.Result(name, f"Title of {name}", failure is None, 1.25, log, failure)
+    return report.ScenarioResult(name, f"Title of {name}", failure is None, 1.25, log, failure)
 
 
 def test_summary_names_failed_scenarios() -> None:

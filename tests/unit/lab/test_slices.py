@@ -5,9 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from pykubeproxy.lab.endpoints import slices
 from pykubeproxy.lab.network import SITES
-from pykubeproxy.lab.pods import Pod, Status
+from pykubeproxy.lab.pods import LabPod, PodState, slices
 
 SERVICE: dict[str, Any] = {
     "metadata": {"namespace": "default", "name": "web"},
@@ -19,15 +18,15 @@ SERVICE: dict[str, Any] = {
 }
 
 
-def pod(status: Status, app: str = "web") -> Pod:
+def pod(status: PodState, app: str = "web") -> LabPod:
     addresses = ("10.244.1.2", "fd00:10:244:1::2")
     return cast(
-        "Pod",
+        "LabPod",
         SimpleNamespace(name="web-1", app=app, site=SITES["node1"], addresses=addresses, status=status),
     )
 
 
-def conditions(status: Status, **spec: object) -> dict[str, bool] | None:
+def conditions(status: PodState, **spec: object) -> dict[str, bool] | None:
     """The conditions of the endpoint, equal in both families; None without an endpoint."""
     service = {**SERVICE, "spec": {**SERVICE["spec"], **spec}}
     ipv4, ipv6 = slices(service, [pod(status)])
@@ -40,16 +39,16 @@ def conditions(status: Status, **spec: object) -> dict[str, bool] | None:
 @pytest.mark.parametrize(
     ("status", "publish", "expected"),
     [
-        (Status(answering=True), False, (True, True, False)),
-        (Status(answering=False), False, (False, False, False)),
-        (Status(answering=True, gates=frozenset({"outside"})), False, (False, False, False)),
-        (Status(answering=True, terminating=True), False, (False, True, True)),
-        (Status(answering=False, terminating=True), False, (False, False, True)),
-        (Status(answering=False), True, (True, False, False)),
-        (Status(answering=True, terminating=True), True, (True, True, True)),
+        (PodState(answering=True), False, (True, True, False)),
+        (PodState(answering=False), False, (False, False, False)),
+        (PodState(answering=True, gates=frozenset({"outside"})), False, (False, False, False)),
+        (PodState(answering=True, terminating=True), False, (False, True, True)),
+        (PodState(answering=False, terminating=True), False, (False, False, True)),
+        (PodState(answering=False), True, (True, False, False)),
+        (PodState(answering=True, terminating=True), True, (True, True, True)),
     ],
 )
-def test_conditions_follow_status(status: Status, publish: bool, expected: tuple[bool, bool, bool]) -> None:
+def test_conditions_follow_status(status: PodState, publish: bool, expected: tuple[bool, bool, bool]) -> None:
     """Ready, serving and terminating are set as by the EndpointSlice controller."""
     actual = conditions(status, publishNotReadyAddresses=publish)
     assert actual == dict(zip(("ready", "serving", "terminating"), expected, strict=True))
@@ -57,12 +56,12 @@ def test_conditions_follow_status(status: Status, publish: bool, expected: tuple
 
 def test_ended_pod_has_no_endpoint() -> None:
     """A pod whose process has ended has no endpoint."""
-    assert conditions(Status(running=False, answering=True)) is None
+    assert conditions(PodState(running=False, answering=True)) is None
 
 
 def test_endpoint_fields() -> None:
     """An endpoint has address, node, zone and pod; the slice has the target port."""
-    ipv4, ipv6 = slices(SERVICE, [pod(Status(answering=True)), pod(Status(), app="other")])
+    ipv4, ipv6 = slices(SERVICE, [pod(PodState(answering=True)), pod(PodState(), app="other")])
     assert ipv4["addressType"] == "IPv4"
     assert ipv4["metadata"]["labels"]["kubernetes.io/service-name"] == "web"
     assert ipv4["ports"] == [{"name": "http", "protocol": "TCP", "port": 8080}]
@@ -75,7 +74,7 @@ def test_endpoint_fields() -> None:
 
 def test_service_without_selector_has_no_slices() -> None:
     """Others write the slices of a Service without a selector."""
-    assert slices({**SERVICE, "spec": {**SERVICE["spec"], "selector": None}}, [pod(Status())]) == []
+    assert slices({**SERVICE, "spec": {**SERVICE["spec"], "selector": None}}, [pod(PodState())]) == []
 
 
 def test_headless_service_is_labelled() -> None:

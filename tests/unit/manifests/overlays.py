@@ -43,7 +43,7 @@ def read(path: Path) -> tuple[Object, ...]:
 
 
 def one(objects: tuple[Object, ...], kind: str) -> Object:
-    (found,) = (it for it in objects if it["kind"] == kind)
+    (found,) = (item for item in objects if item["kind"] == kind)
     return found
 
 
@@ -53,7 +53,7 @@ def daemon_set() -> Object:
 
 def container(name: str) -> Object:
     pod = daemon_set()["spec"]["template"]["spec"]
-    (found,) = (it for it in (*pod["initContainers"], *pod["containers"]) if it["name"] == name)
+    (found,) = (item for item in (*pod["initContainers"], *pod["containers"]) if item["name"] == name)
     return found
 
 

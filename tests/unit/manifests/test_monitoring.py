@@ -44,7 +44,7 @@ def series() -> dict[str, set[str]]:
         for name in names:
             if not (name.endswith("_created") or (name == bare and kind in ("counter", "histogram"))):
                 found[name] = labels | ({"le"} if name.endswith("_bucket") else set())
-    for sample in (it for metric in registry.collect() for it in metric.samples):
+    for sample in (item for metric in registry.collect() for item in metric.samples):
         found.setdefault(sample.name, set(sample.labels))
     return found
 
@@ -56,7 +56,7 @@ def check(expression: str, series: dict[str, set[str]]) -> None:
     for name in names:
         assert name in series, f"no such metric: {name} in {expression}"
         labels |= series[name]
-    for label in (it.strip() for found in GROUPED.findall(expression) for it in found.split(",")):
+    for label in (item.strip() for found in GROUPED.findall(expression) for item in found.split(",")):
         assert label in labels, f"no such label: {label} in {expression}"
     for left, right in ("()", "[]", "{}"):
         assert expression.count(left) == expression.count(right), expression
@@ -131,4 +131,4 @@ def test_prometheus_finds_the_agents() -> None:
     assert labels[monitor["jobLabel"]] == "pykubeproxy"
     (endpoint,) = monitor["podMetricsEndpoints"]
     assert endpoint["port"] in [port["name"] for port in container("agent")["ports"]]
-    assert [it["targetLabel"] for it in endpoint["relabelings"]] == ["node"]
+    assert [item["targetLabel"] for item in endpoint["relabelings"]] == ["node"]

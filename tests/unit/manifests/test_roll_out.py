@@ -32,13 +32,13 @@ def pod(objects: tuple[Object, ...]) -> Object:
 
 def used(pod: Object) -> set[str]:
     """Return the names of the ConfigMaps that a pod refers to."""
-    volumes = {it["configMap"]["name"] for it in pod["volumes"] if "configMap" in it}
+    volumes = {item["configMap"]["name"] for item in pod["volumes"] if "configMap" in item}
     containers = (*pod["initContainers"], *pod["containers"])
-    return volumes | {of["configMapRef"]["name"] for it in containers for of in it.get("envFrom", ())}
+    return volumes | {of["configMapRef"]["name"] for item in containers for of in item.get("envFrom", ())}
 
 
 def config_maps(objects: tuple[Object, ...]) -> dict[str, Object]:
-    return {it["metadata"]["name"]: it for it in objects if it["kind"] == "ConfigMap"}
+    return {item["metadata"]["name"]: item for item in objects if item["kind"] == "ConfigMap"}
 
 
 @pytest.mark.parametrize("overlay", ["base", *(f"overlays/{name}" for name in PROXIES)])
@@ -48,13 +48,13 @@ def test_generators_name_config_maps_by_their_content(overlay: str) -> None:
     generators = kustomization.get("configMapGenerator", [])
     options = kustomization.get("generatorOptions", {})
     assert not any(
-        "disableNameSuffixHash" in it for it in (options, *(of.get("options", {}) for of in generators))
+        "disableNameSuffixHash" in item for item in (options, *(of.get("options", {}) for of in generators))
     )
     if generators:
         assert options == {"immutable": True}
-        assert {it["name"] for it in generators} == used(daemon_set()["spec"]["template"]["spec"])
+        assert {item["name"] for item in generators} == used(daemon_set()["spec"]["template"]["spec"])
         behavior = None if overlay == "base" else "replace"
-        assert {it.get("behavior") for it in generators} == {behavior}
+        assert {item.get("behavior") for item in generators} == {behavior}
 
 
 @pytest.mark.parametrize("overlay", PROXIES)
@@ -63,11 +63,11 @@ def test_pods_refer_to_config_maps_that_cannot_change(overlay: str) -> None:
     objects = built(overlay)
     found = config_maps(objects)
     assert found.keys() == used(pod(objects))
-    for name, it in found.items():
+    for name, item in found.items():
         assert name.rpartition("-")[0] in ("pykubeproxy", "pykubeproxy-api-server")
-        assert it["immutable"]
-        assert it["metadata"]["namespace"] == one(objects, "DaemonSet")["metadata"]["namespace"]
-        labels = [f"{key}={value}" for key, value in it["metadata"]["labels"].items()]
+        assert item["immutable"]
+        assert item["metadata"]["namespace"] == one(objects, "DaemonSet")["metadata"]["namespace"]
+        labels = [f"{key}={value}" for key, value in item["metadata"]["labels"].items()]
         assert set(labels) == set(COMPONENT.split(","))
 
 

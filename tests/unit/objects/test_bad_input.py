@@ -180,7 +180,9 @@ def test_an_invalid_entry_costs_only_itself(
 )
 def test_an_invalid_creation_time_counts_as_unknown(text: str | None, seconds: float) -> None:
     whole = WHOLE[Kind.SERVICE]
-    metadata = {**whole["metadata"], "creationTimestamp": text}
+    metadata = whole["metadata"]
+    assert isinstance(metadata, dict)
+    metadata = {**metadata, "creationTimestamp": text}
     it = decode(Kind.SERVICE, json.dumps({**whole, "metadata": metadata}).encode())
     assert isinstance(it, Service)
     assert it.created == seconds
@@ -299,8 +301,11 @@ def test_long_text_is_never_kept(kind: Kind) -> None:
 def test_an_endpoint_with_an_impossible_optional_name_is_served(name: str) -> None:
     """The name counts as missing, so that no command prints it; a hint keeps its effect on other zones."""
     whole = copy.deepcopy(WHOLE[Kind.ENDPOINT_SLICE])
-    (endpoint,) = whole["endpoints"]  # type: ignore[misc]
-    endpoint.update(  # type: ignore[union-attr]
+    endpoints = whole["endpoints"]
+    assert isinstance(endpoints, list)
+    (endpoint,) = endpoints
+    assert isinstance(endpoint, dict)
+    endpoint.update(
         nodeName=name,
         zone="z" * 64,
         targetRef={"name": name},

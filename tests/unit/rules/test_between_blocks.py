@@ -6,7 +6,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Node, Port, Protocol, Updated
@@ -17,6 +18,7 @@ from pykubeproxy.services.cluster import Cluster
 from tests.fakes.iptables import FakeIptables
 from tests.objects import endpoint, service, slice_of
 from tests.packet_model import Packet, Walker
+from tests.settings import HEADER
 from tests.strategies import INVALID_RANGE, NAMES, NODE, events
 
 NODE_IP = "192.168.99.10"
@@ -26,8 +28,7 @@ pytestmark = pytest.mark.usefixtures("small_trees")
 
 def context(dispatch: str = "auto") -> RuleContext:
     document = {
-        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-        "kind": "KubeProxyConfiguration",
+        **HEADER,
         "clusterCIDR": "10.244.0.0/16",
         "pykubeproxy": {"dispatch": dispatch},
     }
@@ -118,7 +119,7 @@ def test_packets_between_blocks_meet_the_old_or_the_new_rules(
     cluster, live = Cluster(), TablesByBlock(backend)
     synced = FamilyTables(live, chains_per_block)
     changed = {key for event in before for key in cluster.apply(event)}
-    synced.sync(cluster, changed, context(dispatch))
+    synced.sync(cluster, Changes(changed), context(dispatch))
     first = live.save()
     live.states = []
     changed = {key for event in changes for key in cluster.apply(event)}
@@ -126,7 +127,7 @@ def test_packets_between_blocks_meet_the_old_or_the_new_rules(
         synced = FamilyTables(live, chains_per_block)
     if other_dispatch:
         dispatch = "tree" if dispatch == "flat" else "flat"
-    assert not synced.sync(cluster, changed, context(dispatch)).rejected_tree
+    assert not synced.sync(cluster, Changes(changed), context(dispatch)).rejected_tree
     between, last = live.states[:-1], live.save()
     if first == last:
         return
@@ -166,11 +167,11 @@ def test_packets_during_a_bisection_meet_the_old_or_the_new_rules(
     cluster, live = Cluster(), TablesByBlockOfAllRestores(backend)
     live.rejects = lambda rule: "--to-destination 10.244.9.9:" in rule
     synced = FamilyTables(live, chains_per_block)
-    synced.sync(cluster, {key for event in before for key in cluster.apply(event)}, context())
+    synced.sync(cluster, Changes({key for event in before for key in cluster.apply(event)}), context())
     first = live.save()
     live.states = []
     changed = {key for event in (*changes, *bad) for key in cluster.apply(event)}
-    assert [it.name for it in synced.sync(cluster, changed, context()).quarantined] == ["bad"]
+    assert [it.name for it in synced.sync(cluster, Changes(changed), context()).quarantined] == ["bad"]
     last = live.save()
     states = [state for at, state in enumerate(live.states) if state not in live.states[:at]]
     for packet in packets():
@@ -190,7 +191,7 @@ def kinds_by_block(*changes: Event) -> list[list[set[str]]]:
     states_by_change: list[list[Ruleset]] = []
     for change in (Updated(service()), Updated(slice_of("10.244.1.5")), *changes):
         live.states = []
-        synced.sync(cluster, cluster.apply(change), context())
+        synced.sync(cluster, Changes(cluster.apply(change)), context())
         states_by_change.append(live.states)
     return [[kinds(outcomes(state, packet)) for state in states] for states in states_by_change[2:]]
 
@@ -227,7 +228,7 @@ def test_new_source_ranges_never_admit_or_lose_a_packet(invalid: bool) -> None:
     excluded = Packet("203.0.114.9", "198.51.100.1", "tcp", 80)
     for change in (Updated(open_), Updated(slice_of("10.244.1.5")), Updated(restricted)):
         live.states = []
-        synced.sync(cluster, cluster.apply(change), context())
+        synced.sync(cluster, Changes(cluster.apply(change)), context())
     assert [kinds(outcomes(state, excluded)) for state in live.states] == [{"served"}, {"refused"}]
 
 
@@ -241,7 +242,7 @@ def test_one_sync_removes_and_restores_endpoints_of_two_services() -> None:
     for objects in (before, after):
         live.states = []
         changed = {key for object_ in objects for key in cluster.apply(Updated(object_))}
-        synced.sync(cluster, changed, context())
+        synced.sync(cluster, Changes(changed), context())
     losing = [kinds(outcomes(it, Packet("10.244.1.77", "10.96.0.10", "tcp", 80))) for it in live.states]
     gaining = [kinds(outcomes(it, Packet("10.244.1.77", "10.96.0.11", "tcp", 80))) for it in live.states]
     assert losing == [{"served"}, {"refused"}, {"refused"}]

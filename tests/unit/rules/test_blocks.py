@@ -8,13 +8,12 @@ import pytest
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.rules import blocks
 from pykubeproxy.rules.applied import AppliedState, Update
-from pykubeproxy.rules.blocks import chunks
+from pykubeproxy.rules.blocks import Blocks, Stage
 from pykubeproxy.rules.digests import Desired, DesiredPort
-from pykubeproxy.rules.dispatch import SharedEntries
+from pykubeproxy.rules.dispatch import SharedEntries, Tree
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.skeleton import SHARED
-from pykubeproxy.rules.tree import Tree
 from pykubeproxy.services.ports import PortName
 
 SERVICES = 40
@@ -35,10 +34,10 @@ class Compared(str):
     """A rule that counts comparisons letter by letter."""
 
     __slots__ = ()
-    count = 0
+    comparisons = 0
 
     def __eq__(self, other: object) -> bool:
-        Compared.count += 1
+        Compared.comparisons += 1
         return super().__eq__(other)
 
     __hash__ = str.__hash__
@@ -82,7 +81,7 @@ def test_services_are_rendered_while_the_first_are_written(
     rendered = Rendered()
     first_seen: dict[str, int] = {}
     rules = ports = 0
-    for chunk in chunks(rendered.update(), chains_per_block):
+    for chunk in Blocks(rendered.update(), chains_per_block):
         rules += sum(len(chain.rules) for chain in chunk.chains if chain.key.table == "nat")
         ports += len(chunk.ports)
         for line in chunk.text.split("\n"):
@@ -98,24 +97,32 @@ def test_services_are_rendered_while_the_first_are_written(
 def test_reading_chunks_has_no_side_effect(chains_per_block: int | None) -> None:
     """Read twice, they are the same: chains to delete, ports and all."""
     update = Rendered().update(LIVE)
-    first = list(chunks(update, chains_per_block))
-    assert list(chunks(update, chains_per_block)) == first
+    first = list(Blocks(update, chains_per_block))
+    assert list(Blocks(update, chains_per_block)) == first
     text = "".join(chunk.text for chunk in first)
     assert "-X KUBE-SVC-OLD" in text
     assert "-X KUBE-SVC-0\n" not in text
     assert [key.chain for chunk in first for key in chunk.deleted] == ["KUBE-SVC-OLD"]
 
 
+@pytest.mark.parametrize("chains_per_block", [None, 3, 200])
+def test_each_chunk_says_why_it_stands_at_its_place(chains_per_block: int | None) -> None:
+    """The stages are in their order, and unused chains are deleted after all others are written."""
+    stages = [it for chunk in Blocks(Rendered().update(LIVE), chains_per_block) for it in chunk.stages]
+    assert stages == sorted(stages, key=[*Stage].index)
+    assert {Stage.CANARY, Stage.REJECTING, Stage.OWN, Stage.SWITCHING, Stage.UNUSED} <= set(stages)
+
+
 def test_an_unchanged_service_after_a_large_one_needs_no_further_block() -> None:
     """It has more chains than a block should have: those that others jump to go first."""
     update = Rendered().update(UNCHANGED)
-    nat = [chunk.text for chunk in chunks(update, 1) if re.search(":KUBE-(SEP|SVC)", chunk.text)]
+    nat = [chunk.text for chunk in Blocks(update, 1) if re.search(":KUBE-(SEP|SVC)", chunk.text)]
     assert [(text.count(":KUBE-SEP-0 "), text.count(":KUBE-SVC-0 ")) for text in nat] == [(1, 0), (0, 1)]
 
 
 def test_every_chunk_is_a_whole_block() -> None:
     """If blocks are limited: the kernel may reject any line of a block at its end, and the session must know it then."""
-    texts = [chunk.text for n in (3, 200) for chunk in chunks(Rendered().update(LIVE), n) if chunk.text]
+    texts = [chunk.text for n in (3, 200) for chunk in Blocks(Rendered().update(LIVE), n) if chunk.text]
     assert all(
         text.startswith("*") and text.endswith("COMMIT\n") and text.count("COMMIT") == 1 for text in texts
     )
@@ -126,7 +133,7 @@ def test_an_unused_chain_is_emptied_and_deleted_in_one_block(chains_per_block: i
     """If another proxy refers to it by now, the kernel rejects the block; emptied before, it would lose packets."""
     unused = [f"KUBE-{kind}-OLD{n}" for kind in ("SVC", "EXT", "SEP") for n in range(5)]
     live = Ruleset(Family.IPV4, {ChainKey("nat", name): ("-j ACCEPT",) for name in unused})
-    text = "".join(chunk.text for chunk in chunks(Rendered().update(live), chains_per_block))
+    text = "".join(chunk.text for chunk in Blocks(Rendered().update(live), chains_per_block))
     changed = [
         (set(re.findall(r":(\S+-OLD\d)", block)), set(re.findall(r"-X (\S+-OLD\d)", block)))
         for block in text.split("COMMIT\n")
@@ -138,10 +145,10 @@ def test_an_unused_chain_is_emptied_and_deleted_in_one_block(chains_per_block: i
 def test_chains_of_services_are_deleted_in_small_blocks() -> None:
     """Each before those it jumps to: the time of a block grows with the square of its chains."""
     update = Rendered().update()
-    ports = [port for chunk in chunks(update, 10) for port in chunk.ports]
+    ports = [port for chunk in Blocks(update, 10) for port in chunk.ports]
     applied = update.applied.after(update, ports, ())
     gone = applied.update_to(Desired(dict.fromkeys(applied.services(), ()), OPTIONS, ()))
-    deleted = [re.findall(r"-X (\S+)", chunk.text) for chunk in chunks(gone, 10)]
+    deleted = [re.findall(r"-X (\S+)", chunk.text) for chunk in Blocks(gone, 10)]
     assert max(map(len, deleted)) == 10
     order = [name for names in deleted for name in names]
     assert len(order) == 2 * SERVICES
@@ -157,14 +164,14 @@ def test_unused_chains_of_live_tables_are_deleted_in_small_blocks() -> None:
         ChainKey("nat", "KUBE-SVC-OLD0"): ("-j KUBE-EXT-OLD19",),
     }
     update = Rendered().update(Ruleset(Family.IPV4, live))
-    deleted = [chunk.deleted for chunk in chunks(update, 10) if chunk.deleted]
+    deleted = [chunk.deleted for chunk in Blocks(update, 10) if chunk.deleted]
     assert max(map(len, deleted)) == 10
     order = [key.chain for keys in deleted for key in keys]
     assert sorted(order) == sorted(key.chain for key in live)
     for key, rules in live.items():
         assert all(order.index(key.chain) < order.index(rule[3:]) for rule in rules if "OLD" in rule)
     circle = live | {ChainKey("nat", "KUBE-SVC-OLD19"): ("-j KUBE-SVC-OLD0",)}
-    deleted = [chunk.deleted for chunk in chunks(Rendered().update(Ruleset(Family.IPV4, circle)), 10)]
+    deleted = [chunk.deleted for chunk in Blocks(Rendered().update(Ruleset(Family.IPV4, circle)), 10)]
     assert max(map(len, deleted)) == 40
 
 
@@ -172,10 +179,10 @@ def test_a_large_table_gets_larger_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     """Each block takes a time that grows with the table; many rules in one block take longer, too."""
     monkeypatch.setattr(blocks, "_TABLE_PER_BLOCK", 2)
     update = Rendered().update()
-    ports = [port for chunk in chunks(update, 10) for port in chunk.ports]
+    ports = [port for chunk in Blocks(update, 10) for port in chunk.ports]
     applied = update.applied.after(update, ports, ())
     gone = applied.update_to(Desired(dict.fromkeys(applied.services(), ()), OPTIONS, ()))
-    most = max(len(chunk.deleted) for chunk in chunks(gone, 10))
+    most = max(len(chunk.deleted) for chunk in Blocks(gone, 10))
     assert 30 <= most < 2 * SERVICES
     monkeypatch.setattr(blocks, "_MOST_RULES", 6)
     batches = list(blocks.batches(Rendered().update().chains(), 100))
@@ -200,7 +207,7 @@ def test_changes_of_a_long_shared_chain_are_found_in_one_pass() -> None:
         entries={key: entries},
         trees={key: Tree(after, ())},
     )
-    Compared.count = 0
-    text = "".join(chunk.text for chunk in chunks(update, None))
+    Compared.comparisons = 0
+    text = "".join(chunk.text for chunk in Blocks(update, None))
     assert text.count("COMMIT") == 2
-    assert Compared.count < 10 * count
+    assert Compared.comparisons < 10 * count

@@ -1,9 +1,12 @@
-"""The rule context of a configuration, a node and kernel facts."""
+"""The rule context of a configuration, a node and kernel facts, and the addresses that serve node ports."""
+
+import ipaddress
+from typing import Any
 
 import pytest
 
 from pykubeproxy.config import Config, load
-from pykubeproxy.objects import Family, Node
+from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import (
     KernelFacts,
@@ -13,7 +16,11 @@ from pykubeproxy.rules.context import (
     primary_family,
     rule_context,
 )
-from pykubeproxy.rules.options import LocalTraffic
+from pykubeproxy.rules.dispatch import node_port_jumps
+from pykubeproxy.rules.options import LocalTraffic, RuleOptions
+from pykubeproxy.rules.text import host
+from pykubeproxy.services.flows import NodePortAddresses
+from tests.settings import HEADER
 from tests.strategies import NODE
 
 ADDRESSES = ("127.0.0.1", "127.0.0.53", "192.168.99.10", "10.244.1.1", "::1", "fd00:99::10", "fe80::1")
@@ -26,9 +33,7 @@ EVERYWHERE_6 = ["! -d ::1/128 -m addrtype --dst-type LOCAL"]
 
 
 def config(**fields: object) -> Config:
-    return load(
-        {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", **fields}, {}
-    ).config
+    return load({**HEADER, **fields}, {}).config
 
 
 def context(family: Family, node: Node | None = BOTH, **fields: object) -> RuleContext:
@@ -98,7 +103,7 @@ def test_primary_without_an_address_of_the_family_serves_all(
 
 def test_without_localhost_node_ports_loopback_is_excluded() -> None:
     """Also if nodePortAddresses lists it."""
-    off = {"iptables": {"localhostNodePorts": False}}
+    off: dict[str, Any] = {"iptables": {"localhostNodePorts": False}}
     assert jumps(context(Family.IPV4, **off)) == NOT_LOOPBACK
     assert jumps(context(Family.IPV4, nodePortAddresses=["127.0.0.0/8"], **off)) == []
     assert skeleton.kubelet_firewall(context(Family.IPV4, **off).options) == ()
@@ -201,3 +206,46 @@ def test_pod_cidrs_of_the_other_family_are_refused() -> None:
     node = Node(NODE, ("192.168.99.10",), ("fd00:10:244:1::/64",))
     assert missing_network(config(detectLocalMode="NodeCIDR"), node, {})
     assert not missing_network(config(clusterCIDR="10.244.0.0/16"), node, {})
+
+
+LOCAL = {
+    Family.IPV4: ("127.0.0.1", "10.0.0.7", "192.168.0.1"),
+    Family.IPV6: ("::1", "fd00::7", "2001:db8::1"),
+}
+
+
+@pytest.mark.parametrize(
+    "networks_text",
+    [
+        "10.0.0.0/8",
+        "10.0.0.7/32",
+        "127.0.0.0/8",
+        "127.0.0.0/8,192.168.0.0/24",
+        "172.16.0.0/12",
+        "fd00::/64",
+        "::1/128",
+        "2001:db8::/32,fd00::7/128",
+    ],
+)
+@pytest.mark.parametrize("localhost", [True, False])
+def test_same_addresses(networks_text: str, localhost: bool) -> None:
+    """For every list of networks, with and without localhostNodePorts."""
+    networks = tuple(networks_text.split(","))
+    family = family_of(networks[0])
+    options = RuleOptions(family, localhost_node_ports=localhost)
+    jumps = node_port_jumps(networks, LOCAL[family], options)
+    at = NodePortAddresses(networks, loopback=localhost and family is Family.IPV4)
+    for address in LOCAL[family]:
+        ruled = any(f"-d {host(address)} " in jump for jump in jumps)
+        assert at.include(ipaddress.ip_address(address).packed) is ruled, address
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("localhost", [True, False])
+def test_everywhere(family: Family, localhost: bool) -> None:
+    """Without networks, all addresses serve node ports, except loopback where it cannot."""
+    (jump,) = node_port_jumps((), (), RuleOptions(family, localhost_node_ports=localhost))
+    loopback, *others = LOCAL[family]
+    at = NodePortAddresses((), loopback=localhost and family is Family.IPV4)
+    assert at.include(ipaddress.ip_address(loopback).packed) is ("! -d" not in jump)
+    assert all(at.include(ipaddress.ip_address(address).packed) for address in others)

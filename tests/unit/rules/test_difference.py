@@ -29,7 +29,7 @@ def nat(chain: str) -> ChainKey:
 
 
 def test_equal_tables() -> None:
-    """Equal tables do not differ, whatever the order of the chains."""
+    """Equal tables do not differ, in any order of chains."""
     assert drift(WANTED) == ()
     assert drift(dict(reversed(WANTED.items()))) == ()
 

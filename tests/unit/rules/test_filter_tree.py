@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import Dispatch
 from pykubeproxy.kernel import TABLES, Backend
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Port, Protocol, Updated
@@ -14,10 +15,9 @@ from pykubeproxy.rules.dispatch import shared_chain
 from pykubeproxy.rules.ownership import is_ours, is_owned
 from pykubeproxy.rules.removal import removal
 from pykubeproxy.rules.render import render
-from pykubeproxy.rules.restore_text import Chain, write_chains
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.skeleton import FILTER_EXTERNAL, SHARED
-from pykubeproxy.rules.text import host, rule
+from pykubeproxy.rules.text import Chain, host, rule, write_chains
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.drift import scope
 from tests.fakes.iptables import FakeIptables
@@ -100,7 +100,7 @@ def test_branches_that_kube_proxy_left_are_used_again_or_removed(chains_per_bloc
     """In table filter, kube-proxy flushes and deletes only the chains that it knows."""
     tree, flat = (context((), False, dispatch) for dispatch in ("tree", "flat"))
     cluster, live = cluster_without_endpoints(4), empty_tables()
-    FamilyTables(live, chains_per_block).sync(cluster, (), tree)
+    FamilyTables(live, chains_per_block).sync(cluster, Changes(), tree)
     left = filter_branches(live)
     assert len(left) > 10
     cluster.apply(Deleted(Kind.SERVICE, Key("ns", "s4")))
@@ -111,16 +111,16 @@ def test_branches_that_kube_proxy_left_are_used_again_or_removed(chains_per_bloc
     assert filter_branches(live) == left
     assert is_ours(ChainKey("filter", min(left)))
     for rules_context in (tree, flat):
-        FamilyTables(live, chains_per_block).sync(cluster, (), rules_context)
+        FamilyTables(live, chains_per_block).sync(cluster, Changes(), rules_context)
         fresh = empty_tables()
-        FamilyTables(fresh, None).sync(cluster, (), rules_context)
+        FamilyTables(fresh, None).sync(cluster, Changes(), rules_context)
         assert live.save().chains == fresh.save().chains
 
 
 @pytest.mark.parametrize("backend", Backend)
 def test_cleanup_removes_branches_that_kube_proxy_left(backend: Backend) -> None:
     live = empty_tables(backend)
-    FamilyTables(live, 200).sync(cluster_without_endpoints(4), (), context((), False, "tree"))
+    FamilyTables(live, 200).sync(cluster_without_endpoints(4), Changes(), context((), False, "tree"))
     live.restore("*filter\n:KUBE-SERVICES - [0:0]\n:KUBE-EXTERNAL-SERVICES - [0:0]\nCOMMIT\n")
     assert filter_branches(live)
     live.restore(removal(live.save()).restore_input(5 if backend is Backend.NFT else None))
@@ -132,7 +132,7 @@ def test_a_branch_that_a_foreign_rule_refers_to_is_emptied_and_kept() -> None:
     """The kernel deletes no such chain; nor is it drift."""
     rules_context = context((), False, "tree")
     cluster, live = cluster_without_endpoints(4), empty_tables()
-    FamilyTables(live, 200).sync(cluster, (), rules_context)
+    FamilyTables(live, 200).sync(cluster, Changes(), rules_context)
     live.restore(
         "*filter\n" + "".join(f"-A FORWARD -j {name}\n" for name in filter_branches(live)) + "COMMIT\n"
     )
@@ -140,11 +140,11 @@ def test_a_branch_that_a_foreign_rule_refers_to_is_emptied_and_kept() -> None:
     for n in range(1, 5):
         cluster.apply(Deleted(Kind.SERVICE, Key("ns", f"s{n}")))
     tables = FamilyTables(live, 200)
-    assert tables.sync(cluster, (), rules_context).wrote
+    assert tables.sync(cluster, Changes(), rules_context).wrote
     assert {live.save().chains[ChainKey("filter", name)] for name in branches} == {()}
-    assert not tables.detect_drift(scope(TABLES))
-    tables.require_resync()
-    assert not tables.sync(cluster, (), rules_context).wrote
+    assert not tables.note_drift(scope(TABLES))
+    tables.work.distrust()
+    assert not tables.sync(cluster, Changes(), rules_context).wrote
 
 
 @pytest.mark.parametrize("limit", [2, 6])
@@ -153,9 +153,9 @@ def test_branches_are_written_and_deleted_in_small_blocks(limit: int) -> None:
     rules_context = context((), False, "tree")
     cluster, live = cluster_without_endpoints(8), empty_tables()
     tables = FamilyTables(live, limit)
-    written = tables.sync(cluster, (), rules_context)
+    written = tables.sync(cluster, Changes(), rules_context)
     changed = {key for n in range(1, 9) for key in cluster.apply(Deleted(Kind.SERVICE, Key("ns", f"s{n}")))}
-    deleted = tables.sync(cluster, changed, rules_context)
+    deleted = tables.sync(cluster, Changes(changed), rules_context)
     assert not (written.rejected_tree or deleted.rejected_tree)
     assert min(written.chains_written, deleted.chains_deleted) > 3 * limit
     for text in "".join(live.texts).split("COMMIT\n"):

@@ -1,4 +1,4 @@
-"""Rules contain only a fixed vocabulary and validated values, whatever the API server sends."""
+"""Rules contain only a fixed vocabulary and validated values, also for corrupt and hostile objects."""
 
 import ipaddress
 import json
@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import load
 from pykubeproxy.objects import (
     Deleted,
@@ -23,10 +24,13 @@ from pykubeproxy.objects import (
 )
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.rules.render import render
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.iptables import FakeIptables
 from tests.grammar import rule_violation, violations
-from tests.invalid_objects import WHOLE, corrupted, odd
+from tests.invalid_objects import SYNTAX, WHOLE, corrupted, odd
+from tests.objects import slice_of
+from tests.settings import HEADER
 from tests.strategies import NODE
 
 # Addresses in rules that no object contains.
@@ -36,11 +40,7 @@ _TARGET = re.compile(r"--to-destination \[?([^]\s]+?)\]?:\d+$")
 
 
 def context(family: Family, dispatch: str) -> RuleContext:
-    document = {
-        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-        "kind": "KubeProxyConfiguration",
-        "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
-    }
+    document = {**HEADER, "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56"}
     return rule_context(load(document, {"dispatch": dispatch}).config, NODE, None, KernelFacts(), family)
 
 
@@ -71,16 +71,16 @@ def test_every_line_matches_the_grammar(
     live.counters.update(skeleton.NFACCT_NAMES)
     tables, cluster, rules_context = FamilyTables(live, 200), Cluster(), context(family, dispatch)
     objects = VALID + [it for kind, raw in corrupt for it in decoded(kind, raw)]
-    tables.sync(cluster, (), rules_context)
+    tables.sync(cluster, Changes(), rules_context)
     for it in objects:
-        tables.sync(cluster, cluster.apply(Updated(it)), rules_context)
+        tables.sync(cluster, Changes(cluster.apply(Updated(it))), rules_context)
     allowed = FIXED | {address for it in objects for address in addresses(it)}
     for text in live.texts:
         assert violations(text) == []
         assert addresses_in(text) <= allowed
     for it in objects:
         kind = Kind(type(it).__name__)
-        tables.sync(cluster, cluster.apply(Deleted(kind, it.key)), rules_context)
+        tables.sync(cluster, Changes(cluster.apply(Deleted(kind, it.key))), rules_context)
     assert [violations(text) for text in live.texts] == [[]] * len(live.texts)
 
 
@@ -132,3 +132,32 @@ def as_network(text: str) -> str:
 def test_grammar_rejects_other_lines(rule: str) -> None:
     """The grammar itself rejects other lines."""
     assert rule_violation(rule)
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("text", SYNTAX)
+@pytest.mark.parametrize("place", ["name", "namespace", "port", "range", "ip"])
+def test_syntax_never_becomes_part_of_a_rule(family: Family, place: str, text: str) -> None:
+    """Quotes, line breaks and options in any field are data or rejected."""
+    whole = json.loads(json.dumps(WHOLE[Kind.SERVICE]))
+    match place:
+        case "name" | "namespace":
+            whole["metadata"][place] = text
+        case "port":
+            whole["spec"]["ports"][0]["name"] = text
+        case "range":
+            whole["spec"]["loadBalancerSourceRanges"] = [text]
+        case "ip":
+            whole["spec"]["externalIPs"] = [text]
+    cluster = Cluster()
+    cluster.apply(Updated(slice_of("10.244.1.5")))
+    try:
+        cluster.apply(Updated(decode(Kind.SERVICE, json.dumps(whole).encode())))
+    except Undecodable as error:
+        assert str(error).isprintable()
+    for rules in render(cluster, context(family, "auto")).chains.values():
+        for rule in rules:
+            assert rule.isascii()
+            assert rule.isprintable()
+            assert rule.count('"') in (0, 2)
+            assert "reboot" not in rule

@@ -5,9 +5,9 @@ import pytest
 from pykubeproxy.config import Dispatch
 from pykubeproxy.objects import Family, Protocol
 from pykubeproxy.rules import names
-from pykubeproxy.rules.balancing import GROUPS_ABOVE, balance
+from pykubeproxy.rules.dispatch import Tree
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.tree import Tree
+from pykubeproxy.rules.service import GROUPS_ABOVE, balance
 from pykubeproxy.services.ports import PortName, ServicePort
 
 NAME = PortName("ns", "web", "http", "TCP")

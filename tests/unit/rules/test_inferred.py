@@ -19,7 +19,7 @@ from tests.cases import cluster_of, load_case
 def test_rules_rendered_with_inferred_facts_are_equal(
     family: Family, dispatch: str, features: tuple[bool, bool, bool]
 ) -> None:
-    """Whatever the kernel of the node has."""
+    """For every combination of kernel facts."""
     random_fully, nfacct, liberal = features
     config = load(None, {"dispatch": dispatch}).config
     cluster = cluster_of(load_case("nodeport"))

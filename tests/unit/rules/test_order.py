@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pykubeproxy.config import load
-from pykubeproxy.objects import Family, Kind, Listed, Node, Service
+from pykubeproxy.objects import EndpointSlice, Family, Kind, Listed, Node, Service
 from pykubeproxy.rules import order as order_module
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, rule_context
@@ -142,7 +142,7 @@ def test_alignment_changes_nothing_for_any_packet(rules: list[str], rng: random.
 
 def test_every_order_is_reached_that_single_swaps_allow() -> None:
     """For five rules, all orders are compared with those that swaps of two neighbours reach."""
-    rules = (
+    rules: tuple[str, ...] = (
         f"{A} -j KUBE-SVC-A",
         f"{B} -j KUBE-SVC-B",
         LAST,
@@ -163,7 +163,9 @@ def test_every_order_is_reached_that_single_swaps_allow() -> None:
     assert {order for order in permutations(rules) if aligned(rules, order) == order} == reached
 
 
-def rendered(services: Sequence[Service], slices: Sequence[object], *flags: tuple[str, str]) -> Ruleset:
+def rendered(
+    services: Sequence[Service], slices: Sequence[EndpointSlice], *flags: tuple[str, str]
+) -> Ruleset:
     cluster = Cluster()
     cluster.apply(Listed(Kind.SERVICE, tuple(services)))
     cluster.apply(Listed(Kind.ENDPOINT_SLICE, tuple(slices)))
@@ -208,7 +210,7 @@ addresses = st.lists(st.sampled_from(["192.0.2.1", "192.168.99.10", "10.96.0.2"]
 @settings(deadline=None, max_examples=100)
 @given(services, slices, st.lists(addresses, min_size=3, max_size=3), st.randoms(use_true_random=False))
 def test_an_order_of_services_that_matters_is_found(
-    some: list[Service], of_some: list[object], shared: list[tuple[str, ...]], rng: random.Random
+    some: list[Service], of_some: list[EndpointSlice], shared: list[tuple[str, ...]], rng: random.Random
 ) -> None:
     """If two orders do not differ, every packet gets the same."""
     some = [msgspec.structs.replace(it, external_ips=ips) for it, ips in zip(some, shared, strict=False)]
@@ -237,7 +239,7 @@ def test_an_order_of_services_that_matters_is_found(
     services, slices, st.randoms(use_true_random=False), st.sampled_from(["", "127.0.0.0/8,192.168.0.0/16"])
 )
 def test_the_order_between_services_is_no_difference(
-    some: list[Service], of_some: list[object], rng: random.Random, node_ports: str
+    some: list[Service], of_some: list[EndpointSlice], rng: random.Random, node_ports: str
 ) -> None:
     """As long as no two of them have the same address and port."""
     unique = [
@@ -257,7 +259,8 @@ def test_the_order_between_services_is_no_difference(
 
 def test_few_of_thousands_of_rules_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their number does not grow with the square of that of the rules: only the last rule may match what others match."""
-    compared, candidates = [], order_module._candidates
+    compared: list[tuple[int, int]] = []
+    candidates = order_module._candidates
 
     def counted(keys: Sequence[tuple[str, str, str]]) -> Iterator[tuple[int, int]]:
         compared.extend(candidates(keys))

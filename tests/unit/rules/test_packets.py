@@ -17,6 +17,7 @@ from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
 from tests.packet_model import Packet, Walker
+from tests.settings import HEADER
 from tests.strategies import NAMES, NODE, ZONE, services, slices
 
 NODE_IP = {Family.IPV4: "192.168.99.10", Family.IPV6: "fd00:99::10"}
@@ -75,8 +76,7 @@ class World(NamedTuple):
 
     def rule_context(self) -> RuleContext:
         document = {
-            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-            "kind": "KubeProxyConfiguration",
+            **HEADER,
             "iptables": {"masqueradeAll": self.masquerade_all, "masqueradeBit": BIT},
             **DETECTION[self.detection],
             "pykubeproxy": {"dispatch": self.dispatch},

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.drift.schedule import DriftScope
-from pykubeproxy.agent.sync.tables import FamilyTables
-from pykubeproxy.agent.sync.write import SyncFailed
+from pykubeproxy.agent.drift import DriftScope
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
+from pykubeproxy.agent.write import SyncFailed
 from pykubeproxy.config import load
 from pykubeproxy.kernel import TABLES, Backend
 from pykubeproxy.objects import Deleted, EndpointPort, Event, Family, Kind, Port, Protocol, Updated
@@ -78,9 +79,9 @@ def test_partial_syncs_equal_a_full_sync(
     synced = FamilyTables(live, chains_per_block)
     for changes, rules_context in steps:
         changed = {key for change in changes for key in cluster.apply(change)}
-        synced.sync(cluster, changed, rules_context)
+        synced.sync(cluster, Changes(changed), rules_context)
     fresh = empty_tables(backend)
-    FamilyTables(fresh, None).sync(cluster, (), steps[-1][1])
+    FamilyTables(fresh, None).sync(cluster, Changes(), steps[-1][1])
     # Our rules stay in the kubelet's chain, because the kubelet may need them too.
     assert without_kubelet_chain(live) == without_kubelet_chain(fresh)
 
@@ -93,9 +94,9 @@ def test_a_second_full_sync_writes_nothing(changes: list[Event], rules_context: 
     for change in changes:
         cluster.apply(change)
     live = empty_tables()
-    FamilyTables(live, 200).sync(cluster, (), rules_context)
+    FamilyTables(live, 200).sync(cluster, Changes(), rules_context)
     restores = len(live.texts)
-    report = FamilyTables(live, 200).sync(cluster, (), rules_context)
+    report = FamilyTables(live, 200).sync(cluster, Changes(), rules_context)
     assert not report.wrote
     assert len(live.texts) == restores
 
@@ -105,9 +106,9 @@ def test_node_ports_on_loopback_are_protected_from_other_hosts() -> None:
     cluster = Cluster()
     live = empty_tables()
     synced = FamilyTables(live, None)
-    synced.sync(cluster, (), context(("192.168.99.0/24",), False))
+    synced.sync(cluster, Changes(), context(("192.168.99.0/24",), False))
     assert live.save().chains[skeleton.KUBELET_FIREWALL] == ()
-    synced.sync(cluster, (), context((), False))
+    synced.sync(cluster, Changes(), context((), False))
     assert len(live.save().chains[skeleton.KUBELET_FIREWALL]) == 1
 
 
@@ -117,10 +118,10 @@ def test_a_changed_node_port_address_rewrites_one_chain() -> None:
     live = empty_tables()
     synced = FamilyTables(live, None)
     rules_context = context((), False)
-    synced.sync(cluster, (), rules_context)
+    synced.sync(cluster, Changes(), rules_context)
     synced.sync(
         cluster,
-        (),
+        Changes(),
         msgspec.structs.replace(rules_context, node_port_jumps=("-d 192.0.2.1/32 -j KUBE-NODEPORTS",)),
     )
     assert live.texts[-1].splitlines()[:2] == ["*nat", ":KUBE-SERVICES - [0:0]"]
@@ -137,14 +138,14 @@ def test_chains_with_a_foreign_rule_between_them_are_deleted(detected: bool) -> 
     created = service(ports=(first, second)), slice_of("10.244.1.1", ports=endpoint_ports)
     changed = {key for it in created for key in cluster.apply(Updated(it))}
     rules_context = context((), False)
-    synced.sync(cluster, changed, rules_context)
+    synced.sync(cluster, Changes(changed), rules_context)
     earlier, later = (cluster_chain(PortName("ns", "web", name, "TCP")) for name in ("a", "b"))
     live.restore(f"*nat\n-A {later} -j {earlier}\nCOMMIT\n")
     cluster.apply(Deleted(Kind.SERVICE, created[0].key))
     if detected:
-        synced.detect_drift(DriftScope(0.0, frozenset(TABLES)))
+        synced.note_drift(DriftScope(0.0, frozenset(TABLES)))
     else:
         with pytest.raises(SyncFailed):
-            synced.sync(cluster, changed, rules_context)
-    synced.sync(cluster, changed, rules_context)
+            synced.sync(cluster, Changes(changed), rules_context)
+    synced.sync(cluster, Changes(changed), rules_context)
     assert not any(key.chain.startswith(("KUBE-SVC-", "KUBE-SEP-")) for key in live.save().chains)

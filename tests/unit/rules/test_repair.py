@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.kernel import TABLES, Backend
 from pykubeproxy.objects import Event, Updated
 from pykubeproxy.rules import skeleton
@@ -110,22 +111,22 @@ def test_a_repair_equals_a_full_sync(
     """For reported chains and for whole tables, also together with changes of the cluster."""
     cluster, live, rules_context = Cluster(), empty_tables(Backend.NFT), context((), False, dispatch)
     tables = FamilyTables(live, 5)
-    tables.sync(cluster, {key for event in before for key in cluster.apply(event)}, rules_context)
+    tables.sync(cluster, Changes({key for event in before for key in cluster.apply(event)}), rules_context)
     original = dict(live.save().chains)
     named = {key for tampering in tamperings for key in tamper(live, tampering)}
     changed = dict(live.save().chains) != original
     foreign_rules_before = foreign_rules_by_chain(live)
-    drift_found = tables.detect_drift(scope((), named)) if by_name else tables.detect_drift(scope(TABLES))
+    drift_found = tables.note_drift(scope((), named)) if by_name else tables.note_drift(scope(TABLES))
     assert changed or not drift_found
-    tables.sync(cluster, {key for event in after for key in cluster.apply(event)}, rules_context)
+    tables.sync(cluster, Changes({key for event in after for key in cluster.apply(event)}), rules_context)
     fresh = empty_tables(Backend.NFT)
-    FamilyTables(fresh, None).sync(cluster, (), rules_context)
+    FamilyTables(fresh, None).sync(cluster, Changes(), rules_context)
     ours = {key: rules for key, rules in live.save().chains.items() if is_ours(key)}
     assert ours == {key: rules for key, rules in fresh.save().chains.items() if is_ours(key)}
     assert foreign_rules_by_chain(live) == foreign_rules_before
     for key, jumps in skeleton.JUMPS.items():
         assert set(jumps) <= set(live.save().chains[key])
-    assert not tables.detect_drift(scope(TABLES))
+    assert not tables.note_drift(scope(TABLES))
 
 
 def test_drift_is_described_in_words() -> None:
@@ -140,10 +141,10 @@ def test_a_check_without_drift_causes_no_write() -> None:
     """The next sync reports no repair."""
     live = empty_tables(Backend.NFT)
     tables, rules_context = FamilyTables(live, 5), context((), False)
-    tables.sync(Cluster(), (), rules_context)
+    tables.sync(Cluster(), Changes(), rules_context)
     texts = len(live.texts)
-    assert not tables.detect_drift(scope(TABLES))
-    assert tables.sync(Cluster(), (), rules_context).drift.tables == ()
+    assert not tables.note_drift(scope(TABLES))
+    assert tables.sync(Cluster(), Changes(), rules_context).drift.tables == ()
     assert len(live.texts) == texts
 
 
@@ -157,13 +158,13 @@ def test_each_flushed_chain_is_repaired_alone(dispatch: str) -> None:
         if number < 6:
             cluster.apply(Updated(slice_of("10.244.1.1", "10.244.1.2", service=name)))
     tables = FamilyTables(live, 5)
-    tables.sync(cluster, (), rules_context)
+    tables.sync(cluster, Changes(), rules_context)
     before = dict(live.save().chains)
     for key, rules in before.items():
         if is_ours(key) and rules:
             live.tables[key.table][key.chain] = ()
-            assert tables.detect_drift(scope((), {key})), key
-            report = tables.sync(cluster, (), rules_context)
+            assert tables.note_drift(scope((), {key})), key
+            report = tables.sync(cluster, Changes(), rules_context)
             assert report.drift.tables == (TableDrift(key.table, rules=len(rules)),)
             assert report.chains_written == 1, key
             assert live.save().chains == before

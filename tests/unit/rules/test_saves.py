@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import pytest
 
 from pykubeproxy.objects import Family
-from pykubeproxy.rules import saves
+from pykubeproxy.rules import save_files
 from pykubeproxy.rules.ruleset import ChainKey, Count
-from pykubeproxy.rules.saves import InvalidSave, SavedFile, SavedTables, read_saves
+from pykubeproxy.rules.save_files import InvalidSave, SavedFile, SavedTables, read_saves
 
 V4, V6 = Family.IPV4, Family.IPV6
 NFT, NFT6 = (
@@ -45,7 +45,7 @@ def test_rules_with_and_without_counters_are_equal() -> None:
 
 def test_more_lines_than_rules_need_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short line takes a hundred times its size in memory; a small gzip file may hold millions."""
-    monkeypatch.setattr(saves, "_MOST_LINES", 5)
+    monkeypatch.setattr(save_files, "_MOST_LINES", 5)
     read(NAT4)
     assert error(NAT4 + "\n") == "f1 has more than 5 lines; give the unchanged output of iptables-save"
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import Dispatch
 from pykubeproxy.objects import EndpointPort, Key, Port, Protocol, Updated
 from pykubeproxy.rules import dispatch
@@ -68,8 +69,8 @@ def test_a_change_regroups_only_its_own_addresses(monkeypatch: pytest.MonkeyPatc
     wide = Updated(service("wide", cluster_ip="10.96.0.11", ports=ports))
     small = Updated(service("small")), Updated(slice_of("10.244.1.5", service="small", ports=target))
     changed = {key for event in (wide, *small) for key in cluster.apply(event)}
-    tables.sync(cluster, changed, options, listed=True)
-    grouped = []
+    tables.sync(cluster, Changes(changed, listed=True), options)
+    grouped: list[str] = []
 
     def counted(rules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
         grouped.extend(rules)
@@ -78,6 +79,6 @@ def test_a_change_regroups_only_its_own_addresses(monkeypatch: pytest.MonkeyPatc
     by_address = dispatch._by_address
     monkeypatch.setattr(dispatch, "_by_address", counted)
     changed = set(cluster.apply(Updated(slice_of(service="small", ports=target))))
-    report = tables.sync(cluster, changed, options)
+    report = tables.sync(cluster, Changes(changed), options)
     assert report.rules_written["filter"] > 0
     assert 0 < len(grouped) < 20

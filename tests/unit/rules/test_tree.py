@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pykubeproxy.config import Dispatch
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.dispatch import shared_chain
+from pykubeproxy.rules.dispatch import LEAF, LEVELS, Area, Branch, Tree, build_tree, shared_chain
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.skeleton import (
     FILTER_EXTERNAL,
@@ -20,7 +20,6 @@ from pykubeproxy.rules.skeleton import (
     NAT_SERVICES,
 )
 from pykubeproxy.rules.text import host, rule
-from pykubeproxy.rules.tree import LEAF, LEVELS, Area, Branch, Tree, build_tree
 from tests.hostile import nested, nested_addresses
 from tests.packet_model import Packet, Walker
 
@@ -120,7 +119,7 @@ widths = st.sampled_from([16, 32, 128])
 @settings(max_examples=150)
 @given(widths.flatmap(lambda width: st.tuples(st.just(width), hostile(width))))
 def test_hostile_numbers_make_no_deep_tree_and_no_long_path(made: tuple[int, set[int]]) -> None:
-    """Whatever the numbers are, the levels are limited, and each number visits few rules on each of them."""
+    """For any numbers, levels are limited, and each number visits few rules on each level."""
     width, present = made
     tree = grown(present, width)
     paths = Paths(tree)
@@ -152,7 +151,7 @@ def test_any_mixture_of_two_trees_finds_every_number(made: tuple[int, set[int], 
 
 def rules_of(key: ChainKey, width: int, present: list[int]) -> tuple[str, ...]:
     """Entries of up to three ports or protocols for each number; some are for the same port."""
-    texts = []
+    texts: list[str] = []
     for index, number in enumerate(present):
         for port in (80, 81, 80)[: index % 4 or 1]:
             target = f"KUBE-SVC-{len(texts) % 97}"
@@ -372,7 +371,7 @@ def test_numbers_elsewhere_do_not_lengthen_a_path() -> None:
 
 def test_number_with_many_rules_has_a_chain_of_its_own() -> None:
     """Other numbers of the leaf do not visit them."""
-    entries = {number: (f"take {number}",) for number in range(5)}
+    entries: dict[int, tuple[str, ...]] = {number: (f"take {number}",) for number in range(5)}
     entries[2] = tuple(f"port {n}" for n in range(1000))
     made = build_tree(entries, WIDTH, branch)
     assert (len(made.root), [len(rules) for _, rules in made.chains]) == (5, [1001])

@@ -1,5 +1,7 @@
 """Session affinity has a bound in each namespace: which Services keep it."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -22,21 +24,20 @@ from pykubeproxy.objects import (
 )
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.render import render
-from pykubeproxy.services import affinity
-from pykubeproxy.services.cluster import ChangedServices, Cluster
+from pykubeproxy.services.cluster import ChangedServices, Cluster, kept_claims
 from pykubeproxy.services.selection import ResolvedPort
 from tests.objects import endpoint, service, slice_of
 from tests.strategies import events
 
-BOTH = {"cluster_ips": ("10.96.0.10", "fd00:96::10")}
+BOTH: dict[str, Any] = {"cluster_ips": ("10.96.0.10", "fd00:96::10")}
 
 
-def sticky(name: str = "web", created: float = 0.0, **fields: object) -> Service:
+def sticky(name: str = "web", created: float = 0.0, **fields: Any) -> Service:
     return service(name, affinity_seconds=60, created=created, **fields)
 
 
-def slice_for(name: str, endpoints: int, namespace: str = "ns", **fields: object) -> Updated:
-    made = slice_of(*(f"10.0.0.{it + 1}" for it in range(endpoints)), service=name, **fields)  # type: ignore[arg-type]
+def slice_for(name: str, endpoints: int, namespace: str = "ns", **fields: Any) -> Updated:
+    made = slice_of(*(f"10.0.0.{it + 1}" for it in range(endpoints)), service=name, **fields)
     return Updated(msgspec.structs.replace(made, namespace=namespace))
 
 
@@ -171,8 +172,12 @@ def test_a_list_of_all_objects_decides_once_for_each_namespace(monkeypatch: pyte
     made.apply(Listed(Kind.ENDPOINT_SLICE, tuple(slice_for(it, 1).object for it in names)))
     assert len(unkept(made, 10)) == 290
     decided: list[int] = []
-    decide = affinity.kept_claims
-    monkeypatch.setattr(affinity, "kept_claims", lambda *it: decided.append(1) or decide(*it))
+
+    def counting_decide(*arguments: Any) -> Any:
+        decided.append(1)
+        return kept_claims(*arguments)
+
+    monkeypatch.setattr("pykubeproxy.services.cluster.kept_claims", counting_decide)
     made.apply(Listed(Kind.ENDPOINT_SLICE, tuple(slice_for(it, 2).object for it in names)))
     assert len(decided) == 1
     assert len(unkept(made, 10)) == 295

@@ -49,7 +49,9 @@ def flush_for(
         resolved = [
             it for key in names for it in resolve_ports(cluster, key, Family.IPV4, NodeTopology("n1"))
         ]
-        gone = [it for it in flush.ports if it not in {s.port.name for s in resolved}] if flush else []
+        gone: list[PortName] = (
+            [it for it in flush.ports if it not in {s.port.name for s in resolved}] if flush else []
+        )
         flush = ports.update(resolved, gone, at) or flush
     assert flush
     return flush

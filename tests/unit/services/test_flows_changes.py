@@ -2,9 +2,19 @@
 
 from collections.abc import Iterable
 
-from pykubeproxy.objects import EndpointPort, EndpointSlice, Family, Kind, Listed, Port, Protocol, Service
+from pykubeproxy.objects import (
+    EndpointPort,
+    EndpointSlice,
+    Family,
+    Kind,
+    Listed,
+    Port,
+    Protocol,
+    Service,
+)
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import Flush, NodePortAddresses, UdpPorts
+from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.selection import NodeTopology, ResolvedPort, resolve_ports
 from tests.objects import service, slice_of
 
@@ -25,7 +35,7 @@ def resolved(*services: Service, slices: Iterable[EndpointSlice] = ()) -> list[R
     ]
 
 
-def names(items: list[ResolvedPort]) -> list[object]:
+def names(items: list[ResolvedPort]) -> list[PortName]:
     return [item.port.name for item in items]
 
 

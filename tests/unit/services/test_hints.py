@@ -1,5 +1,7 @@
 """Why topology hints are ignored, and which EndpointSlices are skipped."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,7 +104,7 @@ def test_hints_are_followed_or_ignored(endpoints: list[Endpoint], node: NodeTopo
         ({"headless": True}, SkipReason.HEADLESS),
     ],
 )
-def test_slice_skip_reasons(fields: dict[str, bool], reason: SkipReason | None) -> None:
+def test_slice_skip_reasons(fields: dict[str, Any], reason: SkipReason | None) -> None:
     """A slice is usable unless it is headless or of another family."""
     slice_ = slice_of("10.0.0.1", **fields)
     assert slice_skip_reason(slice_, Family.IPV4) is reason

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -41,7 +42,7 @@ def server(port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def probe(port: int, count: int, text: str | None = None) -> answers.Seen:
-    command = [sys.executable, POD / "probe.py", "127.0.0.1", str(port), str(count)]
+    command = [sys.executable, str(POD / "probe.py"), "127.0.0.1", str(port), str(count)]
     return answers.parse(
         subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
     )
@@ -66,9 +67,8 @@ def test_server_responds_after_sigterm(server: subprocess.Popen[bytes], port: in
 
 def test_probe_runs_until_its_input_ends(server: subprocess.Popen[bytes], port: int) -> None:
     """It prints a line after the first request, and its result at the end."""
-    command = [sys.executable, POD / "probe.py", "127.0.0.1", str(port), "0"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:
+    command = [sys.executable, str(POD / "probe.py"), "127.0.0.1", str(port), "0"]
+    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout
         assert process.stdout.readline() == "sending\n"
         with pytest.raises(subprocess.TimeoutExpired):
@@ -87,7 +87,7 @@ def test_probe_counts_failures(port: int) -> None:
 
 
 @pytest.mark.parametrize("it", [*objects("pykubeproxy:1"), ingress()], ids=lambda it: it["kind"])
-def test_objects_are_valid(it: dict) -> None:
+def test_objects_are_valid(it: dict[str, Any]) -> None:
     """All objects match the API's schemas and are in the temporary namespace; the ConfigMap has both programs."""
     kubernetes_validate.validate(it, kubernetes_validate.latest_version(), strict=True)
     assert (it["metadata"]["name"] if it["kind"] == "Namespace" else it["metadata"]["namespace"]) == NAMESPACE

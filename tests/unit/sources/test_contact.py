@@ -2,9 +2,9 @@
 
 import math
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -17,58 +17,52 @@ from tests.fakes.canned import CannedServer, whole
 SILENT = "the API server sends nothing"
 
 
-class Clock:
-    """A clock, and the time of the last acknowledgement on an open watch."""
+Lines = list[MutableMapping[str, Any]]
+
+
+class World:
+    """A contact that heard the server at the start and waits for the answer to the next request, and its clock."""
 
     def __init__(self) -> None:
         self.now, self.acknowledged = 0.0, -math.inf
+        self.contact = Contact(clock=lambda: self.now)
+        self.contact.heard()
+        self.contact.requested()
 
     def unacknowledged(self) -> float:
         return self.now - self.acknowledged
 
+    def after(self, seconds: float) -> None:
+        """Let time pass; check every second, as in the agent."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 1.0
+            self.contact.check()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Open a watch, on whose connection packets are acknowledged."""
+        attempt = cast("Attempt", self)
+        self.contact.opened(attempt)
+        yield
+        self.contact.closed(attempt)
+
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def world() -> World:
+    return World()
 
 
-@pytest.fixture
-def contact(clock: Clock) -> Contact:
-    """A contact that has heard the server at the start, and waits for the answer to the next request."""
-    made = Contact(clock=lambda: clock.now)
-    made.heard()
-    made.requested()
-    return made
-
-
-def after(clock: Clock, contact: Contact, seconds: float) -> None:
-    """Let time pass; check every second, as in the agent."""
-    end = clock.now + seconds
-    while clock.now < end:
-        clock.now += 1.0
-        contact.check()
-
-
-@contextmanager
-def watch(contact: Contact, clock: Clock) -> Iterator[None]:
-    attempt = cast("Attempt", clock)
-    contact.opened(attempt)
-    yield
-    contact.closed(attempt)
-
-
-def test_an_outage_is_one_line_and_its_end_another(
-    clock: Clock, contact: Contact, logged: list[dict[str, object]]
-) -> None:
+def test_an_outage_is_one_line_and_its_end_another(world: World, logged: Lines) -> None:
     """With the reason and the duration up to the next check, however many requests fail."""
-    after(clock, contact, 9)
+    world.after(9)
     assert not logged
-    after(clock, contact, 1)
+    world.after(1)
     for resource in ("services", "nodes"):
-        contact.failed(Unreachable(f"no connection for {resource}"))
-        after(clock, contact, 300)
-    contact.heard()
-    after(clock, contact, 60)
+        world.contact.failed(Unreachable(f"no connection for {resource}"))
+        world.after(300)
+    world.contact.heard()
+    world.after(60)
     assert logged == [
         {"event": "api server unavailable", "log_level": "warning", "reason": SILENT, "silence": "10.0s"},
         {
@@ -80,100 +74,86 @@ def test_an_outage_is_one_line_and_its_end_another(
     ]
 
 
-def test_an_outage_begins_when_the_last_response_breaks(
-    clock: Clock, contact: Contact, logged: list[dict[str, object]]
-) -> None:
+def test_an_outage_begins_when_the_last_response_breaks(world: World, logged: Lines) -> None:
     """Not with the next request."""
-    contact.heard()
-    contact.failed(Unreachable("reset"))
-    after(clock, contact, 8)
-    contact.requested()
-    after(clock, contact, 2)
+    world.contact.heard()
+    world.contact.failed(Unreachable("reset"))
+    world.after(8)
+    world.contact.requested()
+    world.after(2)
     assert [line["silence"] for line in logged] == ["10.0s"]
 
 
-def test_a_server_that_refuses_is_available(
-    clock: Clock, contact: Contact, logged: list[dict[str, object]]
-) -> None:
+def test_a_server_that_refuses_is_available(world: World, logged: Lines) -> None:
     """In the pauses between requests too."""
     for _ in range(10):
-        contact.requested()
-        after(clock, contact, 2)
-        contact.heard()
-        contact.failed(Failure("not permitted (403)"))
-        after(clock, contact, 30)
+        world.contact.requested()
+        world.after(2)
+        world.contact.heard()
+        world.contact.failed(Failure("not permitted (403)"))
+        world.after(30)
     assert not logged
 
 
-def test_the_reason_is_that_of_the_last_failed_request(
-    clock: Clock, contact: Contact, logged: list[dict[str, object]]
-) -> None:
+def test_the_reason_is_that_of_the_last_failed_request(world: World, logged: Lines) -> None:
     """Not of one before the server was heard, nor of one that the server answered."""
-    contact.failed(Unreachable("forgotten"))
-    contact.heard()
-    contact.failed(Failure("not permitted (403)"))
-    contact.requested()
-    assert not contact.outage()
-    contact.failed(Unreachable("refused"))
-    after(clock, contact, 10)
+    world.contact.failed(Unreachable("forgotten"))
+    world.contact.heard()
+    world.contact.failed(Failure("not permitted (403)"))
+    world.contact.requested()
+    assert not world.contact.outage()
+    world.contact.failed(Unreachable("refused"))
+    world.after(10)
     assert [line["reason"] for line in logged] == ["refused"]
 
 
-def test_a_short_outage_leaves_no_line(
-    clock: Clock, contact: Contact, logged: list[dict[str, object]]
-) -> None:
+def test_a_short_outage_leaves_no_line(world: World, logged: Lines) -> None:
     for _ in range(10):
-        contact.failed(Unreachable("refused"))
-        after(clock, contact, 9)
-        contact.heard()
-        contact.requested()
+        world.contact.failed(Unreachable("refused"))
+        world.after(9)
+        world.contact.heard()
+        world.contact.requested()
     assert not logged
 
 
-def test_acknowledgements_count_while_nothing_changes(
-    clock: Clock, contact: Contact, logged: list[dict[str, object]]
-) -> None:
+def test_acknowledgements_count_while_nothing_changes(world: World, logged: Lines) -> None:
     """For hours. But not once a request has no answer: a balancer or the kernel of a process that hangs acknowledges."""
-    with watch(contact, clock):
+    with world.watch():
         for _ in range(7200):
-            clock.acknowledged = clock.now
-            after(clock, contact, 1)
-        contact.requested()
-        contact.failed(Unreachable("connection refused", refused=True))
-        after(clock, contact, 1)
+            world.acknowledged = world.now
+            world.after(1)
+        world.contact.requested()
+        world.contact.failed(Unreachable("connection refused", refused=True))
+        world.after(1)
         assert not logged
-        contact.doubt()
-        after(clock, contact, 1)
-        contact.heard()
-        after(clock, contact, 1)
+        world.contact.doubt()
+        world.after(1)
+        world.contact.heard()
+        world.after(1)
     assert [line["event"] for line in logged] == ["api server unavailable", "api server available again"]
     assert logged[0]["silence"] == "7202.0s"
 
 
-def test_a_broken_connection_counts_from_its_last_acknowledgement(
-    clock: Clock, contact: Contact, logged: list[dict[str, object]]
-) -> None:
+def test_a_broken_connection_counts_from_its_last_acknowledgement(world: World, logged: Lines) -> None:
     """Nothing else was due on it before."""
-    with watch(contact, clock):
+    with world.watch():
         for _ in range(600):
-            clock.acknowledged = clock.now
-            after(clock, contact, 1)
-    contact.failed(Unreachable("reset"), clock.acknowledged)
-    after(clock, contact, 8)
+            world.acknowledged = world.now
+            world.after(1)
+    world.contact.failed(Unreachable("reset"), world.acknowledged)
+    world.after(8)
     assert not logged
-    after(clock, contact, 1)
+    world.after(1)
     assert [line["silence"] for line in logged] == ["10.0s"]
 
 
-def test_missing_acknowledgements_are_an_outage(
-    clock: Clock, contact: Contact, logged: list[dict[str, object]]
-) -> None:
+def test_missing_acknowledgements_are_an_outage(world: World, logged: Lines) -> None:
     """Long before the connection breaks; the first one ends it."""
-    with watch(contact, clock):
-        clock.acknowledged = 4.0
-        after(clock, contact, 20)
-        clock.acknowledged = 20.0
-        after(clock, contact, 1)
+    with world.watch():
+        world.acknowledged = 4.0
+        world.after(20)
+        world.acknowledged = 20.0
+        world.after(1)
     assert [(line["event"], line["reason"]) for line in logged] == [
         ("api server unavailable", "no packets arrive from the API server"),
         ("api server available again", "no packets arrive from the API server"),
@@ -181,31 +161,27 @@ def test_missing_acknowledgements_are_an_outage(
     assert logged[1]["after"] == "16.0s"
 
 
-def test_acknowledgements_on_other_connections_do_not_count(
-    clock: Clock, contact: Contact, logged: list[dict[str, object]]
-) -> None:
+def test_acknowledgements_on_other_connections_do_not_count(world: World, logged: Lines) -> None:
     """For example of a balancer without a server, before any response."""
-    with watch(contact, clock):
+    with world.watch():
         pass
-    clock.acknowledged = 9.0
-    after(clock, contact, 10)
+    world.acknowledged = 9.0
+    world.after(10)
     assert logged
 
 
-def test_a_server_that_was_never_heard_is_logged_with_the_first_failure(
-    clock: Clock, logged: list[dict[str, object]]
-) -> None:
+def test_a_server_that_was_never_heard_is_logged_with_the_first_failure(world: World, logged: Lines) -> None:
     """Its address may be wrong."""
-    contact = Contact(clock=lambda: clock.now)
-    after(clock, contact, 60)  # for example while it waits for another agent
-    contact.requested()
-    after(clock, contact, 2)
+    world.contact = Contact(clock=lambda: world.now)
+    world.after(60)  # for example while it waits for another agent
+    world.contact.requested()
+    world.after(2)
     assert not logged
-    contact.failed(Unreachable("refused"))
-    after(clock, contact, 100)
+    world.contact.failed(Unreachable("refused"))
+    world.after(100)
     assert [line["reason"] for line in logged] == ["refused"]
-    contact.heard()
-    contact.check()
+    world.contact.heard()
+    world.contact.check()
     assert logged[1]["after"] == "102.0s"
 
 

@@ -1,4 +1,4 @@
-"""Address and credentials from kubeconfig, --master and service account."""
+"""Credentials of plugins and of a pod, and their renewal."""
 
 import json
 import re
@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from pykubeproxy.sources import SourceError, credential_store, service_account
+from pykubeproxy.sources import Client, SourceError, credential_store, credentials
 from pykubeproxy.sources.credential_store import CredentialStore
 from pykubeproxy.sources.credentials import Credentials
+from pykubeproxy.sources.failures import Failure
+from tests.fakes.kubeconfigs import write_kubeconfig
 
 
 def load(kubeconfig: str, master: str) -> Credentials:
@@ -21,23 +22,7 @@ def load(kubeconfig: str, master: str) -> Credentials:
 
 def kubeconfig(folder: Path, **user: Any) -> str:
     """Write a kubeconfig file for https://10.0.0.1:6443 with this user."""
-    path = folder / "kubeconfig"
-    content = {
-        "clusters": [{"name": "c", "cluster": {"server": "https://10.0.0.1:6443"}}],
-        "users": [{"name": "u", "user": user}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    path.write_text(yaml.safe_dump(content))
-    return str(path)
-
-
-def with_cluster(path: str, settings: dict[str, Any]) -> str:
-    """Add settings of the cluster to a kubeconfig file."""
-    content = yaml.safe_load(Path(path).read_text())
-    content["clusters"][0]["cluster"] |= settings
-    Path(path).write_text(yaml.safe_dump(content))
-    return path
+    return write_kubeconfig(folder, {"server": "https://10.0.0.1:6443"}, user)
 
 
 def plugin(folder: Path, output: str) -> dict[str, Any]:
@@ -55,46 +40,10 @@ def credential(**status: str) -> str:
     )
 
 
-def test_token(tmp_path: Path) -> None:
-    """A token is sent as it is."""
-    it = load(kubeconfig(tmp_path, token="secret"), "")
-    assert it.server.url == "https://10.0.0.1:6443"
-    assert it.authorization() == "Bearer secret"
-
-
-def test_token_file_with_a_newline(tmp_path: Path) -> None:
-    """A newline at the end of a token file, illegal in a header, is dropped; the path is relative."""
-    (tmp_path / "token").write_text("secret\n")
-    it = load(kubeconfig(tmp_path, tokenFile="token"), "")
-    assert it.authorization() == "Bearer secret"
-
-
-def test_master_wins(tmp_path: Path) -> None:
-    """--master replaces the server of the kubeconfig, whose credentials stay."""
-    it = load(kubeconfig(tmp_path, token="secret"), "https://127.0.0.1:8443/")
-    assert it.server.url == "https://127.0.0.1:8443"
-    assert it.authorization() == "Bearer secret"
-
-
-@pytest.mark.parametrize(("setting", "compression"), [(True, False), (False, True), (None, True)])
-def test_disable_compression(tmp_path: Path, setting: bool | None, compression: bool) -> None:
-    """--master does not change it."""
-    path = with_cluster(kubeconfig(tmp_path, token="secret"), {"disable-compression": setting})
-    for master in ("", "http://127.0.0.1:8080"):
-        assert credential_store.load(path, master).compression is compression
-
-
-def test_invalid_disable_compression(tmp_path: Path) -> None:
-    """As with kube-proxy, no text is true or false."""
-    path = with_cluster(kubeconfig(tmp_path, token="secret"), {"disable-compression": "true"})
-    with pytest.raises(SourceError, match=r"cannot use kubeconfig .*disable-compression"):
-        load(path, "")
-
-
 def test_master_alone() -> None:
     """--master without a kubeconfig sends no credentials."""
-    it = load("", "http://127.0.0.1:8080")
-    assert not it.authorization()
+    loaded = load("", "http://127.0.0.1:8080")
+    assert not loaded.authorization()
 
 
 @pytest.fixture
@@ -104,19 +53,19 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "ca.crt").write_text("certificate")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    monkeypatch.setattr(service_account, "_FOLDER", tmp_path)
+    monkeypatch.setattr(credentials, "_POD_FOLDER", tmp_path)
     return tmp_path
 
 
 def test_service_account(pod: Path) -> None:
     """In a pod, address, certificate and token come from the service account."""
-    it = load("", "")
-    assert (it.server.url, it.server.ca_file, it.server.verify) == (
+    loaded = load("", "")
+    assert (loaded.server.url, loaded.server.ca_file, loaded.server.verify) == (
         "https://10.96.0.1:443",
         str(pod / "ca.crt"),
         True,
     )
-    assert it.headers() == {"authorization": "Bearer first"}
+    assert loaded.headers() == {"authorization": "Bearer first"}
 
 
 @pytest.mark.parametrize(
@@ -186,9 +135,9 @@ def test_service_account_whose_certificates_have_comments_that_are_not_utf_8(pod
 @pytest.mark.parametrize("token", ["first\nsecret", "secret\N{ZERO WIDTH NO-BREAK SPACE}", "\0secret"])
 def test_illegal_token_is_not_shown(pod: Path, tmp_path: Path, token: str) -> None:
     (pod / "token").write_text(token)
-    for it in (load("", ""), load(kubeconfig(tmp_path, token=token), "")):
+    for loaded in (load("", ""), load(kubeconfig(tmp_path, token=token), "")):
         with pytest.raises(SourceError, match="invalid token: it has a line break") as error:
-            it.headers()
+            loaded.headers()
         assert "secret" not in str(error.value)
 
 
@@ -212,8 +161,8 @@ def test_pod_with_an_invalid_address(
 
 def test_plugin(tmp_path: Path) -> None:
     """A program may give the token."""
-    it = load(kubeconfig(tmp_path, **plugin(tmp_path, credential(token="secret"))), "")
-    assert it.authorization() == "Bearer secret"
+    loaded = load(kubeconfig(tmp_path, **plugin(tmp_path, credential(token="secret"))), "")
+    assert loaded.authorization() == "Bearer secret"
 
 
 def test_a_plugin_runs_again_only_when_its_token_expires(tmp_path: Path) -> None:
@@ -260,43 +209,29 @@ def test_renewals_that_hang_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.M
 def test_plugin_with_a_certificate(tmp_path: Path) -> None:
     """A plugin may return a client certificate and its key."""
     output = credential(clientCertificateData="certificate", clientKeyData="key")
-    it = load(kubeconfig(tmp_path, **plugin(tmp_path, output)), "")
-    assert Path(it.server.cert_file or "").read_text() == "certificate"
-    assert Path(it.server.key_file or "").read_text() == "key"
-
-
-def test_plugin_that_fails(tmp_path: Path) -> None:
-    """A plugin without output is an error with its reason, not a request without credentials."""
-    path = kubeconfig(
-        tmp_path, exec={"command": "/bin/false", "apiVersion": "client.authentication.k8s.io/v1"}
-    )
-    with pytest.raises(
-        SourceError, match=r"cannot use kubeconfig .*: credential plugin /bin/false exited with"
-    ):
-        load(path, "")
-    path = kubeconfig(tmp_path, **plugin(tmp_path, "hello"))
-    with pytest.raises(SourceError, match=r"cannot use kubeconfig .*: .* printed no ExecCredential"):
-        load(path, "")
-    path = kubeconfig(tmp_path, **plugin(tmp_path, credential(clientKeyData="key")))
-    with pytest.raises(SourceError, match="printed neither a token nor"):
-        load(path, "")
-    path = kubeconfig(tmp_path, exec={"command": "/bin/true"})
-    with pytest.raises(SourceError, match=r"cannot use kubeconfig .*: invalid exec: .*apiVersion"):
-        load(path, "")
+    loaded = load(kubeconfig(tmp_path, **plugin(tmp_path, output)), "")
+    assert Path(loaded.server.cert_file or "").read_text() == "certificate"
+    assert Path(loaded.server.key_file or "").read_text() == "key"
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "hello", "[]", "a: [", "{}", "clusters: 5\nusers: 5\ncontexts: 5\ncurrent-context: x\n", "\x00"],
+    ("output", "problem"),
+    [
+        (None, "credential plugin /bin/false exited with"),
+        ("hello", "printed no ExecCredential"),
+        (credential(clientKeyData="key"), "printed neither a token nor"),
+        ("", "invalid exec: .*apiVersion"),
+    ],
 )
-def test_invalid_kubeconfig(tmp_path: Path, text: str) -> None:
-    """An invalid kubeconfig is an error of one line with its path."""
-    path = tmp_path / "kubeconfig"
-    path.write_text(text)
-    with pytest.raises(SourceError) as caught:
-        load(str(path), "")
-    assert str(caught.value).startswith(f"cannot use kubeconfig {path}: ")
-    assert "\n" not in str(caught.value)
+def test_plugin_that_fails(tmp_path: Path, output: str | None, problem: str) -> None:
+    """A plugin without output is an error with its reason, not a request without credentials."""
+    user: dict[str, Any] = {"exec": {"command": "/bin/true"}}
+    if output is None:
+        user = {"exec": {"command": "/bin/false", "apiVersion": "client.authentication.k8s.io/v1"}}
+    elif output:
+        user = plugin(tmp_path, output)
+    with pytest.raises(SourceError, match=f"cannot use kubeconfig .*: {problem}|: .* {problem}"):
+        load(kubeconfig(tmp_path, **user), "")
 
 
 def test_missing_kubeconfig(tmp_path: Path) -> None:
@@ -310,3 +245,26 @@ def test_no_api_server_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(SourceError, match="set --kubeconfig or --master"):
         load("", "")
+
+
+URLS = ["http://me:s3cret@127.0.0.1:1", "https://me:s3c@s3cret@host/path", "http://s3cret@[::1]:1"]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_server_that_does_not_answer_is_named_without_password(url: str) -> None:
+    """The message names it without user and password."""
+    client = Client(master=url, qps=-1)
+    assert "s3cret" not in client.server
+    assert client.server.startswith(("http://127.0.0.1:1", "https://host/path", "http://[::1]:1"))
+    stream = client.stream("/api/v1/services", {}, resource="services", idle=1.0)
+    with pytest.raises(Failure) as caught, stream:
+        pass
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["ftp://me:s3cret@host", "me:s3cret@host/path"])
+def test_an_invalid_url_is_shown_without_password(url: str) -> None:
+    """The message names the host only."""
+    with pytest.raises(SourceError, match="host") as caught:
+        Client(master=url)
+    assert "s3cret" not in str(caught.value)

@@ -7,12 +7,12 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-import yaml
 
 from pykubeproxy.sources import Client
-from pykubeproxy.sources.exec import ContainerRef, NotInImage, Output, run
 from pykubeproxy.sources.failures import Failure, Forbidden, NotFound, Unauthorized, Unreachable
+from pykubeproxy.sources.pods import CommandOutput, ContainerRef, NotInImage, run_in_pod
 from tests.fakes.canned import CannedServer, whole
+from tests.fakes.kubeconfigs import write_kubeconfig
 from tests.fakes.websocket import STDERR, STDOUT, SUCCESS, V5, accept, end, exit_status, message, status
 
 AT = ContainerRef("kube-system", "proxy-1", "kube-proxy")
@@ -24,7 +24,7 @@ def plain(url: str) -> Client:
     return Client(master=url, qps=-1)
 
 
-def served(*frames: bytes, protocol: str = V5, make: Settings = plain, **limits: float) -> Output:
+def served(*frames: bytes, protocol: str = V5, make: Settings = plain, **limits: float) -> CommandOutput:
     """Run SAVE on a server that sends these frames."""
 
     def answer(_: str, connection: socket.socket) -> None:
@@ -32,7 +32,7 @@ def served(*frames: bytes, protocol: str = V5, make: Settings = plain, **limits:
         connection.sendall(b"".join(frames))
 
     with CannedServer(answer) as server:
-        return run(make(server.url), AT, SAVE, **limits)  # type: ignore[arg-type]
+        return run_in_pod(make(server.url), AT, SAVE, **limits)  # type: ignore[arg-type]
 
 
 def refused(code: str, reason: str) -> Failure:
@@ -43,7 +43,7 @@ def refused(code: str, reason: str) -> Failure:
         CannedServer(lambda _, connection: connection.sendall(whole(body, code))) as server,
         pytest.raises(Failure) as failure,
     ):
-        run(plain(server.url), AT, SAVE)
+        run_in_pod(plain(server.url), AT, SAVE)
     return failure.value
 
 
@@ -79,17 +79,8 @@ def test_request_names_container_and_command(tmp_path: Path) -> None:
         connection.sendall(status(SUCCESS) + end())
 
     with CannedServer(answer) as server:
-        path = tmp_path / "kubeconfig"
-        user = {"as": "ann", "as-groups": ["dev"]}
-        names = {"clusters": "cluster", "users": "user", "contexts": "context"}
-        entries = {
-            "clusters": {"server": server.url},
-            "users": user,
-            "contexts": {"cluster": "x", "user": "x"},
-        }
-        content = {kind: [{"name": "x", names[kind]: entries[kind]}] for kind in names}
-        path.write_text(yaml.safe_dump(content | {"current-context": "x"}))
-        run(Client(str(path), qps=-1), AT, SAVE)
+        path = write_kubeconfig(tmp_path, {"server": server.url}, {"as": "ann", "as-groups": ["dev"]})
+        run_in_pod(Client(path, qps=-1), AT, SAVE)
     ((target, headers),) = requests
     assert urlsplit(target).path == "/api/v1/namespaces/kube-system/pods/proxy-1/exec"
     assert parse_qsl(urlsplit(target).query) == [
@@ -104,40 +95,43 @@ def test_request_names_container_and_command(tmp_path: Path) -> None:
     assert "origin" not in headers
 
 
-def test_missing_permission_names_both_verbs() -> None:
-    failure = refused("403 Forbidden", 'pods "proxy-1" is forbidden: User "ann" cannot create')
-    assert isinstance(failure, Forbidden)
-    assert str(failure) == (
-        'exec into pod kube-system/proxy-1 is not permitted (403: pods "proxy-1" is forbidden: User "ann" cannot create):'
-        " a role must grant get and create of pods/exec, as manifests/inspect/rbac.yaml does"
-    )
-
-
-def test_pod_that_is_gone() -> None:
-    failure = refused("404 Not Found", 'pods "proxy-1" not found')
-    assert isinstance(failure, NotFound)
-    assert "pod kube-system/proxy-1 does not exist" in str(failure)
-
-
-def test_missing_container() -> None:
-    failure = refused("400 Bad Request", "container kube-proxy is not valid for pod proxy-1")
-    assert "cannot exec into container kube-proxy of pod kube-system/proxy-1 (400: container" in str(failure)
-
-
-def test_kubelet_out_of_reach() -> None:
-    failure = refused("500 Internal Server Error", "error dialing backend: dial tcp: i/o timeout")
-    assert "cannot reach the kubelet of pod kube-system/proxy-1 (500: error dialing" in str(failure)
-
-
-def test_rejected_credentials() -> None:
-    assert isinstance(refused("401 Unauthorized", "Unauthorized"), Unauthorized)
+@pytest.mark.parametrize(
+    ("code", "reason", "kind", "message"),
+    [
+        (
+            "403 Forbidden",
+            'pods "proxy-1" is forbidden: User "ann" cannot create',
+            Forbidden,
+            "cannot create): a role must grant get and create of pods/exec, as manifests/inspect/rbac.yaml does",
+        ),
+        ("404 Not Found", 'pods "proxy-1" not found', NotFound, "pod kube-system/proxy-1 does not exist"),
+        (
+            "400 Bad Request",
+            "container kube-proxy is not valid for pod proxy-1",
+            Failure,
+            "cannot exec into container kube-proxy of pod kube-system/proxy-1 (400: container",
+        ),
+        (
+            "500 Internal Server Error",
+            "error dialing backend: dial tcp: i/o timeout",
+            Failure,
+            "cannot reach the kubelet of pod kube-system/proxy-1 (500: error dialing",
+        ),
+        ("401 Unauthorized", "Unauthorized", Unauthorized, "does not accept the credentials (401: Unauth"),
+    ],
+)
+def test_refusals(code: str, reason: str, kind: type[Failure], message: str) -> None:
+    """A missing permission names both verbs, a missing container the pod."""
+    failure = refused(code, reason)
+    assert type(failure) is kind
+    assert message in str(failure)
 
 
 def test_redirects_are_not_followed() -> None:
     """They would carry the credentials to another server."""
     answer = whole(b"", "302 Found", "Location: http://127.0.0.1:1/\r\n")
-    with CannedServer(lambda _, it: it.sendall(answer)) as server, pytest.raises(Failure):
-        run(plain(server.url), AT, SAVE)
+    with CannedServer(lambda _, connection: connection.sendall(answer)) as server, pytest.raises(Failure):
+        run_in_pod(plain(server.url), AT, SAVE)
     assert len(server.requests) == 1
 
 
@@ -194,7 +188,7 @@ def test_command_that_hangs(limits: dict[str, float], problem: str) -> None:
         CannedServer(answer) as server,
         pytest.raises(Failure, match=rf"iptables-save in pod kube-system/proxy-1 {problem}"),
     ):
-        run(
+        run_in_pod(
             plain(server.url),
             AT,
             SAVE,
@@ -223,4 +217,4 @@ def test_http_proxy_gets_a_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with CannedServer(answer) as proxy:
         monkeypatch.setenv("HTTP_PROXY", proxy.url)
-        assert run(plain("http://api.example:8001"), AT, SAVE).output == b"a"
+        assert run_in_pod(plain("http://api.example:8001"), AT, SAVE).output == b"a"

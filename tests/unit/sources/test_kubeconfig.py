@@ -1,4 +1,4 @@
-"""What applies of a kubeconfig. The expected values are those of client-go 1.36, tried with its code."""
+"""What applies of a kubeconfig, and of several. The expected values are those of client-go and kubectl 1.36, tried."""
 
 import base64
 import json
@@ -10,7 +10,9 @@ import yaml
 
 from pykubeproxy.sources import SourceError, credential_store
 from pykubeproxy.sources.credentials import Credentials
-from tests.fakes.certificates import certificate
+from pykubeproxy.sources.kubeconfig import Kubeconfigs, context_namespace, read_merged, user_kubeconfigs
+from tests.fakes.cluster import certificate
+from tests.fakes.kubeconfigs import write_content, write_kubeconfig
 
 HTTPS = {"server": "https://10.0.0.1:6443"}
 BEARER = {"authorization": "Bearer secret"}
@@ -21,19 +23,11 @@ def load(
     folder: Path, cluster: dict[str, Any], user: dict[str, Any] | None = None, master: str = ""
 ) -> Credentials:
     """Load the credentials of a kubeconfig with this cluster and user."""
-    content = {
-        "clusters": [{"name": "c", "cluster": cluster}],
-        "users": [{"name": "u", "user": user or {}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    return load_content(folder, content, master)
+    return credential_store.load(write_kubeconfig(folder, cluster, user), master)
 
 
 def load_content(folder: Path, content: dict[str, Any], master: str = "") -> Credentials:
-    path = folder / "kubeconfig"
-    path.write_text(yaml.safe_dump(content))
-    return credential_store.load(str(path), master)
+    return credential_store.load(write_content(folder, content), master)
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +129,39 @@ def test_a_token_file_wins_over_a_token(files: Path, user: dict[str, Any], heade
     assert load(files, HTTPS, user).headers() == {"authorization": header}
 
 
+def jwt(**claims: Any) -> str:
+    """An unsigned token."""
+    return f"e30.{base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip('=')}.c2ln"
+
+
+@pytest.mark.parametrize(
+    ("provider", "header"),
+    [
+        ({"name": "oidc", "config": {"id-token": jwt(sub="me")}}, f"Bearer {jwt(sub='me')}"),
+        ({"name": "gcp", "config": {"cmd-path": "COMMAND"}}, "Bearer of-the-command"),
+        ({"name": "unknown"}, "Bearer secret"),
+    ],
+)
+def test_an_identity_provider_gives_the_token(tmp_path: Path, provider: dict[str, Any], header: str) -> None:
+    """Without one that is known, the token of the kubeconfig counts."""
+    command = tmp_path / "command"
+    answer = {"credential": {"access_token": "of-the-command", "token_expiry": "2120-01-01T00:00:00Z"}}
+    command.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
+    command.chmod(0o700)
+    settings = json.loads(json.dumps(provider).replace("COMMAND", str(command)))
+    loaded = load(tmp_path, HTTPS, {**TOKEN, "auth-provider": settings})
+    assert loaded.headers() == {"authorization": header}
+    assert loaded.fresh_until == float("inf")
+
+
+def test_an_identity_provider_that_fails(tmp_path: Path) -> None:
+    provider = {"name": "gcp", "config": {"cmd-path": "/bin/false"}}
+    with pytest.raises(
+        SourceError, match=r"cannot use kubeconfig .*: cannot get a token by auth-provider: .* 1"
+    ):
+        load(tmp_path, HTTPS, {"auth-provider": provider})
+
+
 def test_an_empty_token_does_not_keep_the_plugin_from_running(tmp_path: Path) -> None:
     exec_ = {"command": "/bin/false", "apiVersion": "client.authentication.k8s.io/v1"}
     with pytest.raises(SourceError, match="credential plugin /bin/false exited"):
@@ -157,7 +184,7 @@ def test_an_empty_token_does_not_keep_the_plugin_from_running(tmp_path: Path) ->
             {},
             "certificate-authority and certificate-authority-data exclude",
         ),
-        (HTTPS | {"certificate-authority": "missing"}, {}, "File does not exist: .*/missing"),
+        (HTTPS | {"certificate-authority": "missing"}, {}, "file does not exist: .*/missing"),
         (HTTPS, {"client-certificate": "certificate.pem"}, "a client certificate needs client-key"),
         (
             HTTPS,
@@ -175,6 +202,7 @@ def test_an_empty_token_does_not_keep_the_plugin_from_running(tmp_path: Path) ->
         ),
         (HTTPS, {"as-groups": ["a"]}, "as-uid, as-groups and as-user-extra need as"),
         (HTTPS, {"as": "me", "as-user-extra": {"a": [1]}}, "Expected `str`, got `int`"),
+        (HTTPS | {"disable-compression": "true"}, {}, "cannot use kubeconfig .*disable-compression"),
         (HTTPS | {"proxy-url": "socks4://p"}, {}, "cannot use proxy-url socks4://p"),
     ],
 )
@@ -212,7 +240,7 @@ def test_the_user_to_impersonate(tmp_path: Path) -> None:
         "as": "system:serviceaccount:a:b",
         "as-uid": "7",
         "as-groups": ["a, b", "é"],
-        "as-user-extra": {"acme.com/Ünit%": ["x", "y"], "scopes": []},
+        "as-user-extra": {"acme.com/Ünit%": ["x", "z"], "scopes": []},
     }
     assert list(load(tmp_path, HTTPS, user | TOKEN).headers().iteritems()) == [
         ("Impersonate-User", "system:serviceaccount:a:b"),
@@ -220,7 +248,7 @@ def test_the_user_to_impersonate(tmp_path: Path) -> None:
         ("Impersonate-Group", "a, b"),
         ("Impersonate-Group", "é".encode().decode("latin-1")),
         ("Impersonate-Extra-acme.com%2F%C3%9Cnit%25", "x"),
-        ("Impersonate-Extra-acme.com%2F%C3%9Cnit%25", "y"),
+        ("Impersonate-Extra-acme.com%2F%C3%9Cnit%25", "z"),
         ("authorization", "Bearer secret"),
     ]
 
@@ -252,3 +280,131 @@ def test_a_plugin_gets_the_cluster_if_it_wants(files: Path) -> None:
             "config": {"a": 1},
         },
     }
+
+
+def test_a_token_is_sent_as_it_is(tmp_path: Path) -> None:
+    """That of a file without a line break at its end, which is illegal in a header."""
+    assert load(tmp_path, HTTPS, TOKEN).headers() == BEARER
+    (tmp_path / "token").write_text("secret\n")
+    assert load(tmp_path, HTTPS, {"tokenFile": "token"}).headers() == BEARER
+
+
+def test_master_wins(tmp_path: Path) -> None:
+    """--master replaces the server of the kubeconfig, whose credentials stay."""
+    loaded = load(tmp_path, HTTPS, TOKEN, master="https://127.0.0.1:8443/")
+    assert loaded.server.url == "https://127.0.0.1:8443"
+    assert loaded.headers() == BEARER
+
+
+@pytest.mark.parametrize(("setting", "compression"), [(True, False), (False, True), (None, True)])
+@pytest.mark.parametrize("master", ["", "http://127.0.0.1:8080"])
+def test_disable_compression(tmp_path: Path, setting: bool | None, compression: bool, master: str) -> None:
+    """--master does not change it."""
+    loaded = load(tmp_path, {**HTTPS, "disable-compression": setting}, TOKEN, master)
+    assert loaded.compression is compression
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "hello", "[]", "a: [", "{}", "clusters: 5\nusers: 5\ncontexts: 5\ncurrent-context: x\n", "\x00"],
+)
+def test_invalid_kubeconfig(tmp_path: Path, text: str) -> None:
+    """An invalid kubeconfig is an error of one line with its path."""
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    with pytest.raises(SourceError) as caught:
+        credential_store.load(str(path), "")
+    assert str(caught.value).startswith(f"cannot use kubeconfig {path}: ")
+    assert "\n" not in str(caught.value)
+
+
+FIRST = """
+clusters: [{name: c, cluster: {server: "https://a:1", certificate-authority: ca.pem}}]
+users: [{name: u, user: {token: a}}]
+contexts: [{name: x1, context: {cluster: c, user: u}}]
+"""
+SECOND = """
+current-context: y1
+clusters:
+- {name: c, cluster: {server: "https://b:1", proxy-url: "http://p:1"}}
+- {name: d, cluster: {server: "https://d:1", certificate-authority: ca.pem}}
+users:
+- {name: u, user: {token: b, tokenFile: tok}}
+- {name: v, user: {exec: {command: ./plug, apiVersion: client.authentication.k8s.io/v1}}}
+contexts:
+- {name: x1, context: {cluster: d, user: v, namespace: nb}}
+- {name: y1, context: {cluster: c, user: v, namespace: ny}}
+"""
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> tuple[str, ...]:
+    """Two kubeconfigs in folders of their own, and one that is missing."""
+    for name, text in (("a", FIRST), ("b", SECOND)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config").write_text(text)
+    return tuple(str(tmp_path / name / "config") for name in ("a", "b", "missing"))
+
+
+def test_first_file_wins_with_whole_entries(paths: tuple[str, ...]) -> None:
+    """Paths are relative to the file that names them."""
+    merged = read_merged(Kubeconfigs(paths))
+    first, second = (Path(path).parent for path in paths[:2])
+    assert merged["current-context"] == "y1"
+    assert [entry["cluster"] for entry in merged["clusters"]] == [
+        {"server": "https://a:1", "certificate-authority": str(first / "ca.pem")},
+        {"server": "https://d:1", "certificate-authority": str(second / "ca.pem")},
+    ]
+    assert [entry["user"] for entry in merged["users"]] == [
+        {"token": "a"},
+        {"exec": {"command": str(second / "plug"), "apiVersion": "client.authentication.k8s.io/v1"}},
+    ]
+    assert [entry["context"].get("namespace") for entry in merged["contexts"]] == [None, "ny"]
+
+
+def test_context_selects_cluster_and_user(paths: tuple[str, ...]) -> None:
+    loaded = credential_store.load(Kubeconfigs((paths[0],), "x1"), "http://plain:1")
+    assert loaded.server.url == "http://plain:1"
+    with pytest.raises(SourceError, match="it has no context 'x2'"):
+        credential_store.load(Kubeconfigs(paths, "x2"), "")
+
+
+def test_namespace_is_that_of_the_context(paths: tuple[str, ...]) -> None:
+    assert context_namespace(Kubeconfigs(paths)) == "ny"
+    assert context_namespace(Kubeconfigs(paths, "x1")) == ""
+
+
+def test_order_of_places(paths: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option, then the environment, then the home folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    several = {"KUBECONFIG": f"{paths[1]}::{paths[2]}:{paths[1]}"}
+    assert user_kubeconfigs(paths[0], "x1", several) == Kubeconfigs((paths[0],), "x1")
+    assert user_kubeconfigs("", "", several) == Kubeconfigs((paths[1], paths[2]))
+    assert user_kubeconfigs("", "", {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}) is None
+    home = tmp_path / ".kube" / "config"
+    home.parent.mkdir()
+    home.write_text(yaml.safe_dump({}))
+    assert user_kubeconfigs("", "", {"KUBECONFIG": ""}) == Kubeconfigs((str(home),))
+
+
+def test_files_that_do_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that the user names must exist; in a pod without any, the service account counts."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(SourceError, match="kubeconfig /no/file does not exist"):
+        user_kubeconfigs("/no/file", "", {})
+    with pytest.raises(SourceError, match="KUBECONFIG names no file that exists: /no/file"):
+        user_kubeconfigs("", "", {"KUBECONFIG": "/no/file"})
+    with pytest.raises(SourceError, match="there is no kubeconfig; set"):
+        user_kubeconfigs("", "", {})
+    with pytest.raises(SourceError, match="there is no kubeconfig; set"):
+        user_kubeconfigs("", "x1", {"KUBERNETES_SERVICE_HOST": "10.96.0.1"})
+
+
+def test_file_that_is_no_kubeconfig(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    for text in ("- a\n", "a: [\n", "contexts: [{name: x, context: 5}]\ncurrent-context: x\n"):
+        path.write_text(text)
+        with pytest.raises(SourceError):
+            context_namespace(Kubeconfigs((str(path),)))
+        with pytest.raises(SourceError):
+            credential_store.load(Kubeconfigs((str(path),)), "")

@@ -1,5 +1,7 @@
 """The log of invalid values and objects."""
 
+from typing import Any
+
 import msgspec
 from structlog.testing import capture_logs
 
@@ -15,7 +17,7 @@ def node(version: int, *addresses: str) -> msgspec.Raw:
             {
                 "metadata": {"name": "node1", "resourceVersion": str(version)},
                 "status": {
-                    "addresses": [{"type": "InternalIP", "address": it} for it in addresses],
+                    "addresses": [{"type": "InternalIP", "address": address} for address in addresses],
                     "conditions": [{"type": "Ready", "lastHeartbeatTime": str(version)}],
                 },
             }
@@ -62,7 +64,7 @@ def test_a_list_keeps_what_a_watch_has_delivered_since() -> None:
 def test_commas_count_outside_of_strings_only() -> None:
     """A short value takes many times more memory than its text; a long string does not."""
     meta = {"name": "a", "namespace": "ns", "resourceVersion": "1", "note": 'x\\",' * 300_000}
-    whole = {"metadata": meta, "spec": {"externalName": "," * 600_000, "x": [0] * 500_000}}
+    whole: dict[str, Any] = {"metadata": meta, "spec": {"externalName": "," * 600_000, "x": [0] * 500_000}}
     tracker, key = ObjectTracker(Kind.SERVICE), Key("ns", "a")
     with capture_logs() as lines:
         assert isinstance(tracker.updated(msgspec.Raw(msgspec.json.encode(whole)), key), Updated)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +13,10 @@ from pykubeproxy.sources import wire
 from pykubeproxy.sources.failures import Expired, Failure, from_status
 
 SERVICE = Kind.SERVICE.value
+
+
+def ignore(items: object) -> None:
+    """Take the items of a page that must fail."""
 
 
 def test_lines_do_not_depend_on_how_bytes_arrive() -> None:
@@ -33,7 +38,7 @@ def test_line_that_breaks_off_is_a_failure() -> None:
 def test_endless_line_is_a_failure() -> None:
     """Memory is bounded, and a list follows."""
 
-    def endless():
+    def endless() -> Iterator[bytes]:
         while True:
             yield b"x" * 1000
 
@@ -60,14 +65,14 @@ def test_endless_line_is_a_failure() -> None:
 def test_response_that_is_not_a_list(text: bytes) -> None:
     """Anything but a complete list of the kind is a failure of one line."""
     with pytest.raises(Failure, match="no list of Services") as caught:
-        wire.page(iter([text]), SERVICE, [].extend)
+        wire.page(iter([text]), SERVICE, ignore)
     assert "\n" not in str(caught.value)
 
 
 def test_list_without_items() -> None:
     """Go writes an empty list as null."""
     text = b'{"kind": "ServiceList", "metadata": {"resourceVersion": "1", "continue": ""}, "items": null}'
-    items: list[msgspec.Raw] = []
+    items: list[Any] = []
     meta = wire.page(iter([text]), SERVICE, items.extend)
     assert not items
     assert not meta.next
@@ -91,7 +96,7 @@ def test_items_do_not_depend_on_how_bytes_arrive(
 ) -> None:
     """Each item is passed once, whole and in order, whatever stands inside of it, and also if white space is added."""
     monkeypatch.setattr(wire, "_BATCH", batch)
-    items: list[msgspec.Raw] = []
+    items: list[Any] = []
     for listed in (LOOKALIKES, LOOKALIKES[::-1], []):
         whole = {
             "kind": "ServiceList",
@@ -104,16 +109,16 @@ def test_items_do_not_depend_on_how_bytes_arrive(
         body = (text[i : i + size] for i in range(0, len(text), size))
         meta = wire.page(body, SERVICE, items.extend)
         assert (meta.resourceVersion, meta.next) == ("1", "x")
-        assert [msgspec.json.decode(it) for it in items] == listed
+        assert [msgspec.json.decode(item) for item in items] == listed
 
 
 def test_items_are_passed_before_the_page_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory need not hold the text of the whole page; an end that is no JSON is a failure all the same."""
     monkeypatch.setattr(wire, "_BATCH", 100)
-    items: list[msgspec.Raw] = []
+    items: list[Any] = []
     held = []
 
-    def body():
+    def body() -> Iterator[bytes]:
         yield b'{"kind":"ServiceList","metadata":{"resourceVersion":"1"},"items":['
         for number in range(100):
             yield b'{"metadata":{"name":"%d"}},' % number
@@ -139,7 +144,7 @@ def test_nothing_is_passed_of_a_page_that_may_be_no_list(
 ) -> None:
     """The list may be deep inside, or the kind may follow it."""
     monkeypatch.setattr(wire, "_BATCH", 1)
-    passed: list[msgspec.Raw] = []
+    passed: list[Any] = []
     with pytest.raises(Failure, match="no list of Services"):
         wire.page(iter([head, b'{"metadata":{}},' * 9, b"{}]}"]), SERVICE, passed.extend)
     assert not passed
@@ -150,7 +155,7 @@ def test_comma_after_the_last_item_is_a_failure(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(wire, "_BATCH", 1)
     head = b'{"kind":"ServiceList","metadata":{"resourceVersion":"1"},"items":['
     with pytest.raises(Failure, match="no list of Services"):
-        wire.page(iter([head, b'"%s",{"a":1},' % (b"x" * 80), b"]}"]), SERVICE, [].extend)
+        wire.page(iter([head, b'"%s",{"a":1},' % (b"x" * 80), b"]}"]), SERVICE, ignore)
 
 
 def test_text_is_not_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,14 +171,14 @@ def test_text_is_not_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(wire, "_items", Items())
     head = b'{"kind":"ServiceList","metadata":{"resourceVersion":"1"},"items":[[{"a":1'
     with pytest.raises(Failure, match="no list of Services"):
-        wire.page(iter([head, *([b'},{"a":1'] * 10_000)]), SERVICE, [].extend)
+        wire.page(iter([head, *([b'},{"a":1'] * 10_000)]), SERVICE, ignore)
     assert sum(reads) < 4 * 80_000
 
 
 def test_endless_list_is_a_failure() -> None:
     """Memory is bounded for lists too."""
     with pytest.raises(Failure, match="more than 100 bytes that are no object"):
-        wire.page(iter([b"[" * 60] * 9), SERVICE, [].extend, limit=100)
+        wire.page(iter([b"[" * 60] * 9), SERVICE, ignore, limit=100)
 
 
 HEAD = b'{"kind":"ServiceList","metadata":{"resourceVersion":"1","continue":"x"},"items":['
@@ -209,8 +214,8 @@ def test_an_item_that_is_too_large_costs_only_itself(
     items: list[wire.Item] = []
     meta = wire.page(pieces(HEAD + b",".join(objects) + b"]}\n", size), SERVICE, items.extend, limit=600)
     assert meta.next == "x"
-    assert [bytes(it) for it in items] == [it[:150] if b"large" in it else it for it in objects]
-    (truncated,) = (it for it in items if isinstance(it, wire.Truncated))
+    assert [bytes(item) for item in items] == [item[:150] if b"large" in item else item for item in objects]
+    (truncated,) = (item for item in items if isinstance(item, wire.Truncated))
     assert truncated.meta() == wire.ObjectMeta("large", "ns", "7")
 
 
@@ -221,7 +226,7 @@ def test_many_items_that_are_too_large(end: bytes, valid: bool) -> None:
     items: list[wire.Item] = []
     with nullcontext() if valid else pytest.raises(Failure, match="no list of Services"):
         wire.page(pieces(HEAD + b",".join(objects) + end, 90), SERVICE, items.extend, 500)
-    assert [wire.meta(it).name for it in items] == [f"s{number}" for number in range(99)]
+    assert [wire.meta(item).name for item in items] == [f"s{number}" for number in range(99)]
 
 
 def test_text_of_an_item_that_is_too_large_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,23 +248,23 @@ def test_commas_in_strings_do_not_count() -> None:
     text = HEAD + b",".join(named(f"s{number}", "," * 1_400_000) for number in range(4)) + b"]}"
     items: list[wire.Item] = []
     wire.page(pieces(text, 65536), SERVICE, items.extend)
-    assert [wire.meta(it).name for it in items] == ["s0", "s1", "s2", "s3"]
-    assert not any(isinstance(it, wire.Truncated) for it in items)
+    assert [wire.meta(item).name for item in items] == ["s0", "s1", "s2", "s3"]
+    assert not any(isinstance(item, wire.Truncated) for item in items)
 
 
 @pytest.mark.parametrize("size", [1, 7, 90, 900])
 def test_a_line_that_is_too_long_costs_only_itself(size: int) -> None:
     """Type, name and version are known, however the bytes arrive."""
     texts = [named("a"), named("large", "x" * 2000), named("b")]
-    text = b"".join(b'{"type":"MODIFIED","object":%s}\n' % it for it in texts)
+    text = b"".join(b'{"type":"MODIFIED","object":%s}\n' % item for item in texts)
     events = [wire.event(line) for line in wire.lines(pieces(text, size), limit=1000)]
-    assert [(it.type, wire.meta(it.object).name) for it in events] == [
+    assert [(item.type, wire.meta(item.object).name) for item in events] == [
         ("MODIFIED", "a"),
         ("MODIFIED", "large"),
         ("MODIFIED", "b"),
     ]
     assert wire.meta(events[1].object) == wire.ObjectMeta("large", "ns", "7")
-    assert [isinstance(it.object, wire.Truncated) for it in events] == [False, True, False]
+    assert [isinstance(item.object, wire.Truncated) for item in events] == [False, True, False]
 
 
 def nested(depth: int) -> bytes:
@@ -277,20 +282,22 @@ def test_an_object_that_is_nested_too_deeply_costs_only_itself(depth: int, place
     objects.insert(place, nested(depth))
     items: list[wire.Item] = []
     wire.page(pieces(HEAD + b",".join(objects) + b"]}\n", 65536), SERVICE, items.extend)
-    assert [wire.meta(it).name for it in items] == [wire.meta(msgspec.Raw(it)).name for it in objects]
+    assert [wire.meta(item).name for item in items] == [wire.meta(msgspec.Raw(item)).name for item in objects]
     line = wire.event(b'{"type":"ADDED","object":%s}' % nested(depth))
     assert wire.meta(line.object) == wire.ObjectMeta("nested", "ns", "7")
     if depth > 1000:
         reason = "it is nested too deeply"
-        assert [wire.too_large(it) for it in (line.object, *items) if wire.too_large(it)] == [reason] * 2
+        assert [wire.too_large(item) for item in (line.object, *items) if wire.too_large(item)] == [
+            reason
+        ] * 2
 
 
 def test_nested_text_that_is_no_object_is_a_failure() -> None:
     deep = b"[" * 100_000
     with pytest.raises(Failure, match="no list of Services"):
-        wire.page(iter([deep]), SERVICE, [].extend)
+        wire.page(iter([deep]), SERVICE, ignore)
     with pytest.raises(Failure, match="no list of Services"):
-        wire.page(iter([HEAD + deep]), SERVICE, [].extend)
+        wire.page(iter([HEAD + deep]), SERVICE, ignore)
     with pytest.raises(Failure, match="an invalid event"):
         wire.event(deep)
 

@@ -10,6 +10,7 @@ import urllib3
 from pykubeproxy.lab.apiserver import ApiServer
 
 Json = dict[str, Any]
+Maker = Callable[..., Json]
 
 
 class Answer(NamedTuple):

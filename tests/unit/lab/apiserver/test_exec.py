@@ -7,14 +7,18 @@ import select
 import socket
 import ssl
 import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import websocket
 
 from pykubeproxy.lab.apiserver import ApiServer, Sandbox
 from pykubeproxy.lab.apiserver.resources import PODS as PODS_RESOURCE
-from tests.fakes.certificates import certificate
+from tests.fakes.cluster import certificate
 from tests.fakes.faulty_apiserver import FaultyApiServer
+from tests.unit.lab.apiserver.conftest import Client, Maker
 
 V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 PODS = "/api/v1/namespaces/default/pods"
@@ -28,22 +32,28 @@ EXIT_3 = {
 
 
 @pytest.fixture
-def server(node, pod):
+def server(node: Maker, pod: Maker) -> Iterator[FaultyApiServer]:
     with FaultyApiServer(runtime=lambda _: Sandbox()) as running:
         running.store.create(node("n1"))
         running.store.create(pod("one"))
-        running.store.create(pod("two", containers=[{"name": it, "image": "x"} for it in ("a", "b")]))
+        running.store.create(pod("two", containers=[{"name": name, "image": "x"} for name in ("a", "b")]))
         running.store.create(pod("unscheduled", nodeName=None))
         running.store.create(pod("pending", status={"phase": "Pending"}))
         yield running
 
 
 @pytest.fixture
-def execute(server):
+def execute(server: FaultyApiServer) -> Iterator[Callable[..., Any]]:
     """Opens an exec of a shell script; yields the WebSocket."""
     opened = contextlib.ExitStack()
 
-    def start(script, streams="stdout&stderr", protocol=V5, server=server, **options):
+    def start(
+        script: str,
+        streams: str = "stdout&stderr",
+        protocol: str = V5,
+        server: FaultyApiServer = server,
+        **options: Any,
+    ) -> Any:
         query = "&".join(f"{stream}=true" for stream in streams.split("&"))
         url = server.url.replace("http", "ws", 1)
         command = f"command=sh&command=-c&command={script}".replace(" ", "%20").replace(";", "%3B")
@@ -56,9 +66,9 @@ def execute(server):
         yield start
 
 
-def channels(connection):
+def channels(connection: Any) -> Any:
     """Everything the server sends until it closes, by channel; the error channel as JSON."""
-    received = {}
+    received: dict[int, bytes] = {}
     while True:
         opcode, data = connection.recv_data()
         if opcode == websocket.ABNF.OPCODE_CLOSE:
@@ -68,23 +78,23 @@ def channels(connection):
 
 
 @pytest.mark.parametrize("protocol", [V5, V4])
-def test_output_and_exit_code_come_on_their_channels(execute, protocol):
+def test_output_and_exit_code_come_on_their_channels(execute: Callable[..., Any], protocol: str) -> None:
     connection = execute("echo out; echo err >%262; exit 3", protocol=protocol)
     assert connection.subprotocol == protocol
     assert channels(connection) == {1: b"out\n", 2: b"err\n", 3: EXIT_3}
 
 
-def test_success_and_only_the_requested_stream(execute):
+def test_success_and_only_the_requested_stream(execute: Callable[..., Any]) -> None:
     received = channels(execute("echo out; echo err >%262", streams="stderr"))
     assert received == {2: b"err\n", 3: {"metadata": {}, "status": "Success"}}
 
 
-def test_a_signal_counts_as_a_shell_counts_it(execute):
+def test_a_signal_counts_as_a_shell_counts_it(execute: Callable[..., Any]) -> None:
     status = channels(execute("kill -9 $$"))[3]
     assert status["details"]["causes"][0]["message"] == "137"
 
 
-def test_closing_stdin_ends_it(execute):
+def test_closing_stdin_ends_it(execute: Callable[..., Any]) -> None:
     """With v5 a client closes the channel, and the process reads all that came before."""
     connection = execute("wc -c", streams="stdin&stdout")
     for _ in range(40):
@@ -93,20 +103,20 @@ def test_closing_stdin_ends_it(execute):
     assert channels(connection)[1].strip() == b"400000"
 
 
-def test_text_messages_are_input_too(execute):
+def test_text_messages_are_input_too(execute: Callable[..., Any]) -> None:
     """The Python client sends text."""
     connection = execute("read line; echo got $line", streams="stdin&stdout", protocol=V4)
     connection.send("\0ä\n")
     assert channels(connection)[1].decode() == "got ä\n"
 
 
-def test_input_for_a_process_that_reads_none_is_dropped(execute):
+def test_input_for_a_process_that_reads_none_is_dropped(execute: Callable[..., Any]) -> None:
     connection = execute("exec <%26-; echo done", streams="stdin&stdout")
     connection.send_binary(b"\0" + b"x" * 1_000_000)
     assert channels(connection)[1] == b"done\n"
 
 
-def test_pings_are_answered(execute):
+def test_pings_are_answered(execute: Callable[..., Any]) -> None:
     connection = execute("read line", streams="stdin&stdout")
     connection.ping("here")
     opcodes = [
@@ -115,7 +125,7 @@ def test_pings_are_answered(execute):
     assert websocket.ABNF.OPCODE_PONG in opcodes
 
 
-def test_a_missing_program_is_an_internal_error(client, execute):
+def test_a_missing_program_is_an_internal_error(client: Client, execute: Callable[..., Any]) -> None:
     url = client.server.url.replace("http", "ws", 1)
     connection = websocket.create_connection(
         f"{url}{PODS}/one/exec?command=nothere&stdout=1", subprotocols=[V5], timeout=10
@@ -125,7 +135,7 @@ def test_a_missing_program_is_an_internal_error(client, execute):
     assert 'exec: "nothere": executable file not found in $PATH' in status["message"]
 
 
-def test_output_is_not_read_ahead_of_a_slow_client(execute):
+def test_output_is_not_read_ahead_of_a_slow_client(execute: Callable[..., Any]) -> None:
     """The server never holds more than a little of it, and loses nothing."""
     size, small = 12_000_000, (socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection = execute(f"head -c {size} /dev/zero", sockopt=[small])
@@ -139,7 +149,7 @@ def test_output_is_not_read_ahead_of_a_slow_client(execute):
 
 
 @pytest.mark.parametrize("script", ["echo $$; exec sleep 1000", "echo $$; exec sleep 1000 >%26- 2>%26-"])
-def test_a_client_that_leaves_ends_the_process(execute, script):
+def test_a_client_that_leaves_ends_the_process(execute: Callable[..., Any], script: str) -> None:
     """Also if the process has closed its output."""
     connection = execute(script)
     pid = b""
@@ -152,7 +162,9 @@ def test_a_client_that_leaves_ends_the_process(execute, script):
 
 
 @pytest.mark.parametrize("script", ["echo $$; sleep 60", "echo $$; exec >%26-; sleep 60"])
-def test_the_end_of_the_pod_ends_the_process(server, execute, script):
+def test_the_end_of_the_pod_ends_the_process(
+    server: FaultyApiServer, execute: Callable[..., Any], script: str
+) -> None:
     """Changes of this pod and of others do not."""
     connection = execute(script)
     received = b""
@@ -188,13 +200,13 @@ def test_the_end_of_the_pod_ends_the_process(server, execute, script):
         ("pending/exec?command=id&stdout=1", 500, 'container not found ("main")'),
     ],
 )
-def test_refusals(server, path, code, message):
+def test_refusals(server: FaultyApiServer, path: str, code: int, message: str) -> None:
     """They are Status objects, sent instead of the upgrade."""
     with pytest.raises(websocket.WebSocketBadStatusException) as refused:
         websocket.create_connection(
             server.url.replace("http", "ws", 1) + f"{PODS}/{path}", subprotocols=[V5], timeout=10
         )
-    status = json.loads(refused.value.resp_body)
+    status = json.loads(refused.value.resp_body or b"")
     assert (refused.value.status_code, status["kind"], status["code"]) == (code, "Status", code)
     assert message in status["message"]
 
@@ -221,12 +233,14 @@ def test_refusals(server, path, code, message):
         ("DELETE", {}, 405, "does not allow this method"),
     ],
 )
-def test_other_handshakes_are_refused(client, method, headers, code, message):
+def test_other_handshakes_are_refused(
+    client: Client, method: str, headers: Any, code: int, message: str
+) -> None:
     answer = client.ask(method, f"{PODS}/one/exec?command=id&stdout=1", **headers)
     assert (answer.status, message in answer.json["message"]) == (code, True), answer.text
 
 
-def test_without_nodes_there_is_no_exec(client_of, pod):
+def test_without_nodes_there_is_no_exec(client_of: Callable[[ApiServer], Client], pod: Maker) -> None:
     with ApiServer() as server:
         server.store.create(pod("one"))
         headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
@@ -235,7 +249,7 @@ def test_without_nodes_there_is_no_exec(client_of, pod):
     assert (answer.status, "dialing backend" in answer.json["message"]) == (500, True)
 
 
-def test_exec_over_tls(execute, node, pod, tmp_path):
+def test_exec_over_tls(execute: Callable[..., Any], node: Maker, pod: Maker, tmp_path: Path) -> None:
     made, key = certificate(tmp_path)
     with ApiServer(tls=(made, key), runtime=lambda _: Sandbox()) as secure:
         secure.store.create(node("n1"))
@@ -247,16 +261,16 @@ def test_exec_over_tls(execute, node, pod, tmp_path):
         assert channels(connection)[1].strip() == b"300000"
 
 
-def test_exec_may_be_forbidden(server, execute):
+def test_exec_may_be_forbidden(server: FaultyApiServer, execute: Callable[..., Any]) -> None:
     """As by RBAC, which the server does not simulate."""
     server.faults.fail(403, path="/exec")
     with pytest.raises(websocket.WebSocketBadStatusException) as refused:
         execute("id")
-    assert json.loads(refused.value.resp_body)["reason"] == "Forbidden"
+    assert json.loads(refused.value.resp_body or b"")["reason"] == "Forbidden"
     assert channels(execute("echo again"))[1] == b"again\n"
 
 
-def test_exec_may_break_off_in_its_output(server, execute):
+def test_exec_may_break_off_in_its_output(server: FaultyApiServer, execute: Callable[..., Any]) -> None:
     """The client gets a part of the output and no status."""
     server.faults.truncate(path="/exec")
     connection = execute("seq 1000")
@@ -265,7 +279,7 @@ def test_exec_may_break_off_in_its_output(server, execute):
     assert channels(execute("echo again"))[1] == b"again\n"
 
 
-def test_exec_may_stall_in_its_output(server, execute):
+def test_exec_may_stall_in_its_output(server: FaultyApiServer, execute: Callable[..., Any]) -> None:
     """Nothing more comes until it is released, and then all of it."""
     server.faults.stall(times=1)
     stalled, other = execute("seq 1000"), execute("echo other")

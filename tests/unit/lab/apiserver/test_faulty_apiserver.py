@@ -2,41 +2,44 @@
 
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import urllib3
 
 from pykubeproxy.lab.apiserver import NODES, SERVICES
 from tests.fakes.faulty_apiserver import FaultyApiServer
+from tests.unit.lab.apiserver.conftest import Client, Maker
 
 PATH = "/api/v1/services"
 
 
 @pytest.fixture
-def server():
+def server() -> Iterator[FaultyApiServer]:
     with FaultyApiServer() as running:
         yield running
 
 
 @pytest.fixture
-def filled(server, service):
+def filled(server: FaultyApiServer, service: Maker) -> FaultyApiServer:
     server.store.load([service("a"), service("b")])
     return server
 
 
 @pytest.fixture
-def in_background():
+def in_background() -> Iterator[Callable[..., Any]]:
     """Runs a function on a thread; `result()` waits for what it returns."""
     threads = []
 
     class Call:
-        def __init__(self, function, *arguments):
-            self.outcome = []
+        def __init__(self, function: Any, *arguments: Any) -> None:
+            self.outcome: list[Any] = []
             self.thread = threading.Thread(target=lambda: self.outcome.append(function(*arguments)))
             self.thread.start()
             threads.append(self.thread)
 
-        def result(self):
+        def result(self) -> Any:
             self.thread.join(10)
             return self.outcome[0]
 
@@ -45,13 +48,13 @@ def in_background():
         thread.join(10)
 
 
-def order(client, **what):
+def order(client: Client, **what: Any) -> None:
     """Order a fault over HTTP."""
     answer = client.ask("POST", "/_lab/faults", what)
     assert answer.status == 200, answer.text
 
 
-def test_errors_for_a_number_of_matching_requests(filled, client):
+def test_errors_for_a_number_of_matching_requests(filled: FaultyApiServer, client: Client) -> None:
     """Only requests with the verb and path are hit, only so often; a Retry-After goes along."""
     filled.faults.fail(503, times=2, verb="list", path="services", retry_after=7)
     assert client.ask("GET", "/api/v1/nodes").status == 200
@@ -62,7 +65,7 @@ def test_errors_for_a_number_of_matching_requests(filled, client):
     assert answers[0].json["reason"] == "ServiceUnavailable"
 
 
-def test_errors_ordered_over_http(filled, client):
+def test_errors_ordered_over_http(filled: FaultyApiServer, client: Client) -> None:
     """The control path takes the same orders, and names what it does not understand."""
     order(client, do="error", status=500, verb="get")
     assert client.ask("GET", "/api/v1/namespaces/default/services/a").status == 500
@@ -72,7 +75,7 @@ def test_errors_ordered_over_http(filled, client):
     assert "explode" in refused.json["message"]
 
 
-def test_dropped_connections(filled, client):
+def test_dropped_connections(filled: FaultyApiServer, client: Client) -> None:
     """A watch breaks off in the middle, without the end of its chunked body; the next request is served."""
     events = client.watch(f"{PATH}?watch=1&timeoutSeconds=60")
     assert next(events)["type"] == "ADDED"
@@ -83,7 +86,9 @@ def test_dropped_connections(filled, client):
     assert client.names(PATH) == ["a", "b"]
 
 
-def test_hang_until_released(filled, client, in_background):
+def test_hang_until_released(
+    filled: FaultyApiServer, client: Client, in_background: Callable[..., Any]
+) -> None:
     """Requests are accepted and not answered; when released they are."""
     filled.faults.hang(path="services")
     assert client.ask("GET", "/api/v1/nodes").status == 200
@@ -96,7 +101,7 @@ def test_hang_until_released(filled, client, in_background):
     assert client.names(PATH) == ["a", "b"]
 
 
-def test_hang_for_some_seconds(filled, client):
+def test_hang_for_some_seconds(filled: FaultyApiServer, client: Client) -> None:
     """It ends by itself."""
     start = time.monotonic()
     order(client, do="hang", seconds=0.6)
@@ -107,7 +112,7 @@ def test_hang_for_some_seconds(filled, client):
     assert time.monotonic() - start < 0.5
 
 
-def test_delay(filled, client):
+def test_delay(filled: FaultyApiServer, client: Client) -> None:
     """Each matching request takes that much longer, until cleared."""
     filled.faults.delay(0.5, verb="list")
     for _ in range(2):
@@ -120,7 +125,7 @@ def test_delay(filled, client):
     assert time.monotonic() - start < 0.5
 
 
-def test_truncated_list(filled, client):
+def test_truncated_list(filled: FaultyApiServer, client: Client) -> None:
     """HTTP is fine, the JSON stops in the middle, once."""
     whole = client.ask("GET", PATH).text
     filled.faults.truncate()
@@ -130,7 +135,7 @@ def test_truncated_list(filled, client):
     assert client.ask("GET", PATH).text == whole
 
 
-def test_truncated_watch(filled, client):
+def test_truncated_watch(filled: FaultyApiServer, client: Client) -> None:
     """The last event stops in the middle, then the stream ends as if nothing were wrong."""
     filled.faults.truncate(verb="watch")
     text = client.ask("GET", f"{PATH}?watch=1&timeoutSeconds=60").text
@@ -140,7 +145,7 @@ def test_truncated_watch(filled, client):
     assert not second.endswith("}}")
 
 
-def test_watches_end_when_told(filled, client):
+def test_watches_end_when_told(filled: FaultyApiServer, client: Client) -> None:
     """The stream ends properly, long before its time; a new watch is served."""
     events = client.watch(f"{PATH}?watch=1&resourceVersion={filled.store.version}&timeoutSeconds=600")
     filled.faults.end_watches()
@@ -151,7 +156,9 @@ def test_watches_end_when_told(filled, client):
     assert next(events)["type"] == "DELETED"
 
 
-def test_frozen_watches_say_nothing_and_catch_up(filled, client, in_background):
+def test_frozen_watches_say_nothing_and_catch_up(
+    filled: FaultyApiServer, client: Client, in_background: Callable[..., Any]
+) -> None:
     """No event and no end while frozen, not even after the watch's time; all events once thawed."""
     events = client.watch(f"{PATH}?watch=1&resourceVersion={filled.store.version}&timeoutSeconds=1")
     filled.faults.freeze_watches()
@@ -163,7 +170,9 @@ def test_frozen_watches_say_nothing_and_catch_up(filled, client, in_background):
     assert call.result()["type"] == "DELETED"
 
 
-def test_watches_that_begin_while_frozen_are_frozen(filled, client, in_background):
+def test_watches_that_begin_while_frozen_are_frozen(
+    filled: FaultyApiServer, client: Client, in_background: Callable[..., Any]
+) -> None:
     """They are accepted, and not even what is there is told before the thaw."""
     filled.faults.freeze_watches()
     events = client.watch(f"{PATH}?watch=1&timeoutSeconds=60")
@@ -174,7 +183,7 @@ def test_watches_that_begin_while_frozen_are_frozen(filled, client, in_backgroun
     assert call.result()["object"]["metadata"]["name"] == "a"
 
 
-def test_compaction_answers_old_versions_with_410(filled, client):
+def test_compaction_answers_old_versions_with_410(filled: FaultyApiServer, client: Client) -> None:
     """A watch that has read everything goes on; a new one from an old version gets the ERROR event."""
     filled.faults.freeze_watches()
     behind = client.watch(f"{PATH}?watch=1&resourceVersion={filled.store.version}&timeoutSeconds=60")
@@ -193,7 +202,7 @@ def test_compaction_answers_old_versions_with_410(filled, client):
     assert next(events)["type"] == "DELETED"
 
 
-def test_stopped_and_started_again(filled, client):
+def test_stopped_and_started_again(filled: FaultyApiServer, client: Client) -> None:
     """An outage: connections are refused, then the same objects are there on the same port."""
     filled.stop()
     with pytest.raises(urllib3.exceptions.HTTPError):
@@ -202,7 +211,7 @@ def test_stopped_and_started_again(filled, client):
     assert client.names(PATH) == ["a", "b"]
 
 
-def test_requests_are_counted(filled, client):
+def test_requests_are_counted(filled: FaultyApiServer, client: Client) -> None:
     """By verb and resource, with their query; the control path does not count."""
     client.names(f"{PATH}?limit=5")
     client.ask("GET", f"{PATH}?watch=1&timeoutSeconds=1&resourceVersion=3")

@@ -2,19 +2,20 @@
 
 import pytest
 
-from pykubeproxy.lab.apiserver import SERVICES
+from pykubeproxy.lab.apiserver import SERVICES, ApiServer
+from tests.unit.lab.apiserver.conftest import Client, Maker
 
 PATH = "/api/v1/services"
 
 
 @pytest.fixture
-def five(server, service):
+def five(server: ApiServer, service: Maker) -> ApiServer:
     """A server with the services a to e."""
     server.store.load(service(name) for name in "edcba")
     return server
 
 
-def test_pages_show_the_state_of_the_first_one(five, client, service):
+def test_pages_show_the_state_of_the_first_one(five: ApiServer, client: Client, service: Maker) -> None:
     """What is written between two pages does not show in the second."""
     first = client.get(f"{PATH}?limit=2")
     five.store.delete(SERVICES, "default", "d")
@@ -27,7 +28,7 @@ def test_pages_show_the_state_of_the_first_one(five, client, service):
     assert client.names(PATH) == ["a", "b", "bb", "c", "e"]
 
 
-def test_remaining_items_are_counted_only_without_selectors(five, client):
+def test_remaining_items_are_counted_only_without_selectors(five: ApiServer, client: Client) -> None:
     """As the real server, which could not know with one."""
     assert client.get(f"{PATH}?limit=2")["metadata"]["remainingItemCount"] == 3
     with_selector = client.get(f"{PATH}?limit=2&labelSelector=!x")["metadata"]
@@ -35,7 +36,7 @@ def test_remaining_items_are_counted_only_without_selectors(five, client):
     assert "remainingItemCount" not in with_selector
 
 
-def test_expired_token_is_410_and_offers_to_go_on(five, client):
+def test_expired_token_is_410_and_offers_to_go_on(five: ApiServer, client: Client) -> None:
     """After compaction a token is too old; the one in the answer goes on without consistency."""
     token = client.get(f"{PATH}?limit=2")["metadata"]["continue"]
     five.store.delete(SERVICES, "default", "d")
@@ -45,12 +46,12 @@ def test_expired_token_is_410_and_offers_to_go_on(five, client):
     assert client.names(f"{PATH}?continue={gone.json['metadata']['continue']}") == ["c", "e"]
 
 
-def test_version_0_lists_everything_at_once(five, client):
+def test_version_0_lists_everything_at_once(five: ApiServer, client: Client) -> None:
     """From its cache the real server does not page, so kube-proxy's first list is whole."""
     assert client.names(f"{PATH}?limit=2&resourceVersion=0") == list("abcde")
 
 
-def test_exact_version_lists_the_past(five, client):
+def test_exact_version_lists_the_past(five: ApiServer, client: Client) -> None:
     """A list at an exact version shows what was; at a version not older, what is."""
     then = five.store.version
     five.store.delete(SERVICES, "default", "a")
@@ -63,7 +64,7 @@ def test_exact_version_lists_the_past(five, client):
     assert client.ask("GET", f"{PATH}?resourceVersion={then}&resourceVersionMatch=Exact").status == 410
 
 
-def test_namespaced_list(five, client, service):
+def test_namespaced_list(five: ApiServer, client: Client, service: Maker) -> None:
     """A namespace's path lists that namespace only."""
     five.store.create(service("x", "elsewhere"))
     assert client.names("/api/v1/namespaces/elsewhere/services") == ["x"]
@@ -85,7 +86,7 @@ def test_namespaced_list(five, client, service):
         ("watch=1&sendInitialEvents=true", 422),
     ],
 )
-def test_options_that_make_no_sense(five, client, query, code):
+def test_options_that_make_no_sense(five: ApiServer, client: Client, query: str, code: int) -> None:
     """They are refused with a Status that says which."""
     answer = client.ask("GET", f"{PATH}?{query}")
     assert (answer.status, answer.json["code"], answer.json["status"]) == (code, code, "Failure")

@@ -1,28 +1,33 @@
 """Many watchers and many writers at once."""
 
 import threading
+from collections.abc import Callable
 from itertools import chain
+from typing import Any
 
-from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES
+from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES, ApiServer
+from tests.unit.lab.apiserver.conftest import Client, Maker
 
 WATCHERS, WRITERS, CHANGES = 20, 4, 250
 
 
-def test_each_watcher_gets_each_change_once(server, client_of, endpoint_slice, service):
+def test_each_watcher_gets_each_change_once(
+    server: ApiServer, client_of: Callable[[ApiServer], Client], endpoint_slice: Maker, service: Maker
+) -> None:
     """20 watchers see each of 1000 changes by 4 writers once, in the order of their versions."""
     start = server.store.version
     path = f"/apis/discovery.k8s.io/v1/endpointslices?watch=1&resourceVersion={start}&timeoutSeconds=60"
-    seen = [[] for _ in range(WATCHERS)]
+    seen: list[list[int]] = [[] for _ in range(WATCHERS)]
 
-    def watch(versions):
+    def watch(versions: Any) -> None:
         for event in client_of(server).watch(path):
             versions.append(int(event["object"]["metadata"]["resourceVersion"]))
             if len(versions) == WRITERS * CHANGES:
                 return
 
-    written = [[] for _ in range(WRITERS)]
+    written: list[list[int]] = [[] for _ in range(WRITERS)]
 
-    def write(number):
+    def write(number: int) -> None:
         name = f"s{number}"
         made = server.store.create(endpoint_slice(name, "10.0.0.1"))
         written[number].append(int(made["metadata"]["resourceVersion"]))
@@ -40,11 +45,13 @@ def test_each_watcher_gets_each_change_once(server, client_of, endpoint_slice, s
     assert all(versions == sorted(chain.from_iterable(written)) for versions in seen)
 
 
-def test_a_watch_from_a_list_has_no_gap(server, client_of, service):
+def test_a_watch_from_a_list_has_no_gap(
+    server: ApiServer, client_of: Callable[[ApiServer], Client], service: Maker
+) -> None:
     """Lists and watches begun while things change add up to the final state."""
     done = threading.Event()
 
-    def churn():
+    def churn() -> None:
         for round_ in range(150):
             server.store.create(service(f"s{round_}"))
             if round_ % 3:
@@ -54,7 +61,8 @@ def test_a_watch_from_a_list_has_no_gap(server, client_of, service):
 
     writer = threading.Thread(target=churn)
     writer.start()
-    client, models = client_of(server), []
+    client = client_of(server)
+    models: list[Any] = []
     while not done.is_set() or not models:
         listed = client.get("/api/v1/services?limit=7")
         names = {item["metadata"]["name"] for item in listed["items"]}

@@ -1,23 +1,27 @@
 """The kubernetes client library against the server, by its kubeconfig."""
 
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import kubernetes
 import kubernetes.stream
 import pytest
 
 from pykubeproxy.lab.apiserver import SERVICES, ApiServer, Sandbox
+from tests.unit.lab.apiserver.conftest import Maker
 
 
 @pytest.fixture
-def core(server, tmp_path):
+def core(server: ApiServer, tmp_path: Path) -> Iterator[Any]:
     server.token = "secret"
     kubernetes_client = kubernetes.config.new_client_from_config(str(server.kubeconfig(tmp_path / "config")))
     yield kubernetes.client.CoreV1Api(kubernetes_client)
     kubernetes_client.close()
 
 
-def test_list_patch_and_delete(server, core, service):
+def test_list_patch_and_delete(server: ApiServer, core: Any, service: Maker) -> None:
     """Typed lists, a merge patch, and errors that the library understands."""
     server.store.load([service("a"), service("b", labels={"x": "y"})])
     listed = core.list_service_for_all_namespaces(label_selector="x=y")
@@ -40,7 +44,7 @@ def test_list_patch_and_delete(server, core, service):
     assert missing.value.status == 404
 
 
-def test_pages(server, core, service):
+def test_pages(server: ApiServer, core: Any, service: Maker) -> None:
     """The library's limit and continue walk through everything."""
     server.store.load(service(f"s{number}") for number in range(7))
     names, token = [], None
@@ -53,16 +57,16 @@ def test_pages(server, core, service):
     assert names == [f"s{number}" for number in range(7)]
 
 
-def test_watch(server, core, service):
+def test_watch(server: ApiServer, core: Any, service: Maker) -> None:
     """watch.Watch sees what there is and what happens."""
     server.store.create(service("a"))
 
-    def change():
+    def change() -> None:
         server.store.create(service("b"))
         server.store.merge_patch(SERVICES, "default", "b", {"metadata": {"labels": {"x": "y"}}})
         server.store.delete(SERVICES, "default", "a")
 
-    seen = []
+    seen: list[tuple[str, str]] = []
     stream = kubernetes.watch.Watch()
     for event in stream.stream(core.list_service_for_all_namespaces, timeout_seconds=10):
         if not seen:
@@ -73,7 +77,7 @@ def test_watch(server, core, service):
     assert seen == [("ADDED", "a"), ("ADDED", "b"), ("MODIFIED", "b"), ("DELETED", "a")]
 
 
-def test_watch_from_a_version_that_is_gone(server, core, service):
+def test_watch_from_a_version_that_is_gone(server: ApiServer, core: Any, service: Maker) -> None:
     """The library raises the 410 that comes as an event."""
     server.store.load(service(f"s{number}") for number in range(3))
     server.store.compact()
@@ -85,7 +89,7 @@ def test_watch_from_a_version_that_is_gone(server, core, service):
     assert gone.value.status == 410
 
 
-def test_wrong_token(server, tmp_path):
+def test_wrong_token(server: ApiServer, tmp_path: Path) -> None:
     """Without the right token the library gets a 401; the token may change while the server runs."""
     with ApiServer(token="first") as guarded:
         loaded = kubernetes.config.new_client_from_config(str(guarded.kubeconfig(tmp_path / "config")))
@@ -98,7 +102,7 @@ def test_wrong_token(server, tmp_path):
         loaded.close()
 
 
-def test_exec(tmp_path, node, pod):
+def test_exec(tmp_path: Path, node: Maker, pod: Maker) -> None:
     """The library's stream gets both outputs and the exit code, and closes the input."""
     with ApiServer(token="secret", runtime=lambda _: Sandbox()) as running:
         running.store.create(node("n1"))

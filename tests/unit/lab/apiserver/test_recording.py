@@ -2,12 +2,14 @@
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, EVENTS, SERVICES, ApiServer, Store
+from tests.unit.lab.apiserver.conftest import Client, Maker
 
 BOTH_SELECTORS = (
     "labelSelector=%21service.kubernetes.io/service-proxy-name&fieldSelector=spec.clusterIP%21%3DNone"
@@ -56,19 +58,19 @@ def shortest(item: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def filled(server):
+def filled(server: ApiServer) -> ApiServer:
     recorded = RECORDED["list with both selectors, from the cache"]
     server.store.load(shortest(item) for item in recorded.lines[0]["items"])
     return server
 
 
-def test_list_has_the_same_objects_in_the_same_order(filled, client):
+def test_list_has_the_same_objects_in_the_same_order(filled: ApiServer, client: Client) -> None:
     """Defaults, order and the shape of a list are the real server's."""
     recorded = RECORDED["list with both selectors, from the cache"]
     assert timeless(client.get(recorded.path)) == timeless(recorded.lines[0])
 
 
-def test_pages_are_cut_alike_and_bear_one_version(filled, client):
+def test_pages_are_cut_alike_and_bear_one_version(filled: ApiServer, client: Client) -> None:
     """The first and second page hold the same objects as recorded, and the version of the first."""
     first = client.get(RECORDED["first page"].path)
     assert timeless(first) == timeless(RECORDED["first page"].lines[0])
@@ -78,7 +80,7 @@ def test_pages_are_cut_alike_and_bear_one_version(filled, client):
     assert second["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
 
 
-def test_continue_token_is_the_recorded_one(client_of):
+def test_continue_token_is_the_recorded_one(client_of: Callable[[ApiServer], Client]) -> None:
     """At the recorded version the token is the same, byte for byte; the real server's own second one is understood."""
     with ApiServer(store=Store(first_version=80322)) as server:
         for item in RECORDED["list with both selectors, from the cache"].lines[0]["items"][:3]:
@@ -90,7 +92,7 @@ def test_continue_token_is_the_recorded_one(client_of):
         assert client.names(f"/api/v1/services?continue={token}") == []
 
 
-def test_watch_of_services_tells_the_same_story(filled, client):
+def test_watch_of_services_tells_the_same_story(filled: ApiServer, client: Client) -> None:
     """Created, changed, out of the selector and back, ExternalName, deleted: the recorded events, then bookmarks."""
     recorded = RECORDED[
         "watch: created, changed, leaves the selector by a label (DELETED), comes back (ADDED), becomes ExternalName, "
@@ -116,7 +118,7 @@ def test_watch_of_services_tells_the_same_story(filled, client):
     assert seen[-1]["object"]["metadata"]["resourceVersion"] == str(store.version)
 
 
-def test_watch_of_slices_tells_the_same_story(server, client):
+def test_watch_of_slices_tells_the_same_story(server: ApiServer, client: Client) -> None:
     """Created, terminating, deleted: the recorded events, generations included."""
     recorded = RECORDED["EndpointSlice: created, terminating, deleted"]
     before = server.store.version
@@ -139,7 +141,9 @@ def test_watch_of_slices_tells_the_same_story(server, client):
         ("watch without a version: synthetic ADDED first", 80334),
     ],
 )
-def test_refusals_and_silence_are_word_for_word(client_of, title, first_version):
+def test_refusals_and_silence_are_word_for_word(
+    client_of: Callable[[ApiServer], Client], title: str, first_version: int
+) -> None:
     """Status, headers and every byte of meaning agree with the recording."""
     recorded = RECORDED[title]
     with ApiServer(store=Store(first_version=first_version)) as server:
@@ -155,7 +159,7 @@ def test_refusals_and_silence_are_word_for_word(client_of, title, first_version)
         assert answer.headers[name] == value
 
 
-def test_one_node_by_field_selector(server, client, node):
+def test_one_node_by_field_selector(server: ApiServer, client: Client, node: Maker) -> None:
     """A node gets the recorded empty fields, and a field selector finds it alone."""
     recorded = RECORDED["one node by field selector"]
     item = recorded.lines[0]["items"][0]
@@ -166,7 +170,7 @@ def test_one_node_by_field_selector(server, client, node):
     assert timeless(client.get(recorded.path)) == timeless(recorded.lines[0])
 
 
-def test_wrong_token_is_refused_as_recorded(server, client):
+def test_wrong_token_is_refused_as_recorded(server: ApiServer, client: Client) -> None:
     """401 with the recorded Status; the right token is let in."""
     recorded = RECORDED["a wrong token"]
     server.token = "right"
@@ -184,7 +188,9 @@ def test_wrong_token_is_refused_as_recorded(server, client):
         ("/apis/networking.k8s.io/v1/servicecidrs", ""),
     ],
 )
-def test_what_kube_proxy_asks_in_turn(filled, client, node, endpoint_slice, path, selectors):
+def test_what_kube_proxy_asks_in_turn(
+    filled: ApiServer, client: Client, node: Maker, endpoint_slice: Maker, path: str, selectors: Any
+) -> None:
     """A watch with initial events is refused, then a list and a watch from its version, which stays silent, are served."""
     filled.store.load([node("node1"), endpoint_slice("a", "10.0.0.1")])
     common = f"{path}?allowWatchBookmarks=true&watch=true&timeoutSeconds=1&{selectors}"
@@ -196,7 +202,7 @@ def test_what_kube_proxy_asks_in_turn(filled, client, node, endpoint_slice, path
     assert list(client.watch(f"{common}&resourceVersion={version}")) == []
 
 
-def test_kube_proxy_posts_events(filled, client):
+def test_kube_proxy_posts_events(filled: ApiServer, client: Client) -> None:
     """An Event in JSON is taken and can be read back."""
     path = "/apis/events.k8s.io/v1/namespaces/default/events"
     event = {

@@ -3,8 +3,8 @@
 import pytest
 
 from pykubeproxy.lab.apiserver import SERVICES, ApiError
-from pykubeproxy.lab.apiserver.query import Selector
-from pykubeproxy.lab.apiserver.write import encoded
+from pykubeproxy.lab.apiserver.read import Selector
+from pykubeproxy.lab.apiserver.store import encoded
 
 LABELS = {"app": "web", "tier": "front", "kubernetes.io/service-name": "web", "empty": ""}
 STORED = encoded(
@@ -40,7 +40,7 @@ STORED = encoded(
         ("app, !other ,tier!=back", True),
     ],
 )
-def test_label_selector(selector, matches):
+def test_label_selector(selector: str, matches: bool) -> None:
     """Each operator, on labels that are there and that are not."""
     assert Selector(SERVICES, labels=selector).matches(STORED) is matches
 
@@ -56,13 +56,13 @@ def test_label_selector(selector, matches):
         ("spec.type=", True),
     ],
 )
-def test_field_selector(selector, matches):
+def test_field_selector(selector: str, matches: bool) -> None:
     """Each operator; a field that is absent is empty."""
     assert Selector(SERVICES, fields=selector).matches(STORED) is matches
 
 
 @pytest.mark.parametrize("selector", ["a b", "=x", "!", "a in b", "a in (b", "a=b=c", "a,,b", "-a"])
-def test_unparsable_label_selector(selector):
+def test_unparsable_label_selector(selector: str) -> None:
     """It is a 400 that quotes the part that cannot be parsed."""
     with pytest.raises(ApiError, match="unable to parse requirement") as refused:
         Selector(SERVICES, labels=selector)

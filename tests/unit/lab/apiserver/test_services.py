@@ -1,28 +1,31 @@
 """What the server adds to services: cluster IPs, node ports, families, policies."""
 
+from typing import Any
+
 import pytest
 
 from pykubeproxy.lab.apiserver import SERVICES, ApiError, Store
+from tests.unit.lab.apiserver.conftest import Maker
 
 V4, V6 = "10.96.0.0/16", "fd00:10:96::/112"
 
 
 @pytest.fixture
-def store():
+def store() -> Any:
     return Store((V4, V6))
 
 
-def spec_of(store, item):
+def spec_of(store: Any, item: Any) -> Any:
     return store.create(item)["spec"]
 
 
-def test_cluster_ips_differ_and_spare_the_low_end(store, service):
+def test_cluster_ips_differ_and_spare_the_low_end(store: Any, service: Maker) -> None:
     """Dynamic addresses start behind those that people ask for by number."""
     addresses = [spec_of(store, service(f"s{number}"))["clusterIP"] for number in range(3)]
     assert addresses == ["10.96.1.1", "10.96.1.2", "10.96.1.3"]
 
 
-def test_asked_for_addresses_are_given_once(store, service):
+def test_asked_for_addresses_are_given_once(store: Any, service: Maker) -> None:
     """The second who asks is refused; after a deletion the address is free."""
     assert spec_of(store, service("dns", clusterIP="10.96.0.10"))["clusterIPs"] == ["10.96.0.10"]
     with pytest.raises(ApiError, match="already allocated"):
@@ -31,7 +34,7 @@ def test_asked_for_addresses_are_given_once(store, service):
     store.create(service("other", clusterIP="10.96.0.10"))
 
 
-def test_a_small_range_is_used_up_and_used_again(service):
+def test_a_small_range_is_used_up_and_used_again(service: Maker) -> None:
     """All addresses but the first and last of the range are given out, then none, then those given back."""
     store = Store(("10.96.0.0/29",))
     given = {spec_of(store, service(f"s{number}"))["clusterIP"] for number in range(6)}
@@ -57,7 +60,7 @@ def test_a_small_range_is_used_up_and_used_again(service):
         ({"ipFamilies": ["IPv6", "IPv4"]}, ["IPv6", "IPv4"], "RequireDualStack"),
     ],
 )
-def test_families(store, service, asked, families, policy):
+def test_families(store: Any, service: Maker, asked: Any, families: Any, policy: Any) -> None:
     """One family or two, in the order asked for, with an address of each."""
     spec = spec_of(store, service("web", **asked))
     assert (spec["ipFamilies"], spec["ipFamilyPolicy"]) == (families, policy)
@@ -65,7 +68,7 @@ def test_families(store, service, asked, families, policy):
     assert spec["clusterIP"] == spec["clusterIPs"][0]
 
 
-def test_two_families_need_two_ranges(service):
+def test_two_families_need_two_ranges(service: Maker) -> None:
     """PreferDualStack makes do with one, RequireDualStack does not."""
     store = Store((V4,))
     assert spec_of(store, service("a", ipFamilyPolicy="PreferDualStack"))["ipFamilies"] == ["IPv4"]
@@ -73,7 +76,7 @@ def test_two_families_need_two_ranges(service):
         store.create(service("b", ipFamilyPolicy="RequireDualStack"))
 
 
-def test_headless(store, service):
+def test_headless(store: Any, service: Maker) -> None:
     """No address is taken; without a selector it is of both families, as a real server has it."""
     spec = spec_of(store, service("web", clusterIP="None", selector={"app": "web"}))
     assert (spec["clusterIPs"], spec["ipFamilies"]) == (["None"], ["IPv4"])
@@ -81,7 +84,7 @@ def test_headless(store, service):
     assert spec_of(store, service("next"))["clusterIP"] == "10.96.1.1"
 
 
-def test_node_ports(store, service):
+def test_node_ports(store: Any, service: Maker) -> None:
     """Allocated, asked for, shared by two protocols on one port, and never twice."""
     assert spec_of(store, service("a", type="NodePort"))["ports"][0]["nodePort"] == 30086
     ports = [{"name": "d", "port": 53, "protocol": "UDP"}, {"name": "t", "port": 53, "protocol": "TCP"}]
@@ -91,7 +94,7 @@ def test_node_ports(store, service):
         store.create(service("c", type="NodePort", ports=[{"port": 1, "nodePort": 30087}]))
 
 
-def test_load_balancer(store, service):
+def test_load_balancer(store: Any, service: Maker) -> None:
     """Policies, node ports and, with the Local policy, a health check port."""
     spec = spec_of(store, service("a", type="LoadBalancer", externalTrafficPolicy="Local"))
     assert spec["allocateLoadBalancerNodePorts"] is True
@@ -103,25 +106,25 @@ def test_load_balancer(store, service):
     assert without["externalTrafficPolicy"] == "Cluster"
 
 
-def test_replacing_keeps_what_was_allocated(store, service):
+def test_replacing_keeps_what_was_allocated(store: Any, service: Maker) -> None:
     """A manifest applied again, without addresses and ports, keeps them."""
     before = spec_of(store, service("web", type="LoadBalancer", externalTrafficPolicy="Local"))
     manifest = service("web", type="LoadBalancer", externalTrafficPolicy="Local", selector={"app": "web"})
     assert store.replace(manifest)["spec"] == before | {"selector": {"app": "web"}}
 
 
-def test_cluster_ip_does_not_change(store, service):
+def test_cluster_ip_does_not_change(store: Any, service: Maker) -> None:
     """Asking for another one is refused."""
     store.create(service("web"))
     with pytest.raises(ApiError, match="may not change once set"):
         store.merge_patch(SERVICES, "default", "web", {"spec": {"clusterIP": "10.96.0.77"}})
 
 
-def test_changing_the_type_sheds_what_the_old_one_had(store, service):
+def test_changing_the_type_sheds_what_the_old_one_had(store: Any, service: Maker) -> None:
     """LoadBalancer → NodePort → ClusterIP → ExternalName → ClusterIP; ports and addresses come back to the pool."""
     first = spec_of(store, service("web", type="LoadBalancer", externalTrafficPolicy="Local"))
 
-    def become(**spec):
+    def become(**spec: Any) -> Any:
         return store.merge_patch(SERVICES, "default", "web", {"spec": spec})["spec"]
 
     as_node_port = become(type="NodePort")
@@ -138,7 +141,7 @@ def test_changing_the_type_sheds_what_the_old_one_had(store, service):
     assert become(type="ClusterIP", externalName=None)["clusterIP"] not in ("", first["clusterIP"])
 
 
-def test_affinity(store, service):
+def test_affinity(store: Any, service: Maker) -> None:
     """ClientIP lasts three hours unless told otherwise, and goes with the setting."""
     spec = spec_of(store, service("web", sessionAffinity="ClientIP"))
     assert spec["sessionAffinityConfig"] == {"clientIP": {"timeoutSeconds": 10800}}

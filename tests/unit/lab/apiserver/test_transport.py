@@ -2,15 +2,19 @@
 
 import socket
 import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import urllib3
 
 from pykubeproxy.lab.apiserver import ApiServer
-from tests.fakes.certificates import certificate
+from tests.fakes.cluster import certificate
+from tests.unit.lab.apiserver.conftest import Client, Maker
 
 
-def raw(server, data):
+def raw(server: ApiServer, data: Any) -> Any:
     """All the server sends for some bytes, after which nothing more comes."""
     with socket.create_connection((server.address, server.port), timeout=5) as connection:
         connection.sendall(data)
@@ -29,14 +33,14 @@ def raw(server, data):
         (b"GET /x HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 200 + b"\r\n", 431),
     ],
 )
-def test_malformed_requests_are_refused(server, request_, code):
+def test_malformed_requests_are_refused(server: ApiServer, request_: Any, code: int) -> None:
     """The request is refused and the connection closed."""
     answer = raw(server, request_)
     assert answer.startswith(f"HTTP/1.1 {code} ")
     assert "\r\nConnection: close\r\n" in answer
 
 
-def test_two_requests_on_one_connection(server):
+def test_two_requests_on_one_connection(server: ApiServer) -> None:
     """Keep-alive, also for requests sent ahead."""
     request = b"GET /%s HTTP/1.1\r\nHost: x\r\n%s\r\n"
     answer = raw(server, request % (b"healthz", b"") + request % (b"version", b"Connection: close\r\n"))
@@ -44,7 +48,7 @@ def test_two_requests_on_one_connection(server):
     assert "v1.36" in answer
 
 
-def test_a_chunked_body(server):
+def test_a_chunked_body(server: ApiServer) -> None:
     """Clients may send a body without its length."""
     body = b'{"metadata":{"name":"n"}}'
     head = b"POST /api/v1/nodes HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -52,7 +56,7 @@ def test_a_chunked_body(server):
     assert answer.startswith("HTTP/1.1 201 Created")
 
 
-def test_expect_continue(server, client, node):
+def test_expect_continue(server: ApiServer, client: Client, node: Maker) -> None:
     """A client that waits for 100 Continue gets it."""
     body = b'{"metadata":{"name":"n"}}'
     head = (
@@ -63,7 +67,7 @@ def test_expect_continue(server, client, node):
     assert answer.startswith("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created")
 
 
-def test_health_needs_no_token(server, client):
+def test_health_needs_no_token(server: ApiServer, client: Client) -> None:
     """Health and version are open to all, everything else is not."""
     server.token = "secret"
     codes = {path: client.ask("GET", path).status for path in ("/healthz", "/livez", "/readyz", "/version")}
@@ -71,7 +75,7 @@ def test_health_needs_no_token(server, client):
     assert [client.ask("GET", path).status for path in ("/api", "/apis")] == [401, 401]
 
 
-def test_discovery(server, client):
+def test_discovery(server: ApiServer, client: Client) -> None:
     """Groups, versions and resources, as a client looks for them before anything else."""
     assert client.get("/api")["versions"] == ["v1"]
     assert "discovery.k8s.io" in [group["name"] for group in client.get("/apis")["groups"]]
@@ -82,7 +86,7 @@ def test_discovery(server, client):
             assert client.get(f"/apis/{group['name']}/v1/{entry['name']}")["items"] == []
 
 
-def test_tls(tmp_path, client_of, service):
+def test_tls(tmp_path: Path, client_of: Callable[[ApiServer], Client], service: Maker) -> None:
     """With a certificate it speaks TLS; watches and dropped connections work there as well."""
     made, key = certificate(tmp_path)
     with ApiServer(tls=(made, key)) as server:

@@ -1,14 +1,17 @@
 """Creating, replacing, patching and deleting over HTTP."""
 
+from typing import Any
+
 import pytest
 
-from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES
+from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES, ApiServer
+from tests.unit.lab.apiserver.conftest import Client, Json, Maker
 
 PATH = "/api/v1/namespaces/default/services"
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 
 
-def test_life_of_a_service(client, service):
+def test_life_of_a_service(client: Client, service: Maker) -> None:
     """201 on creation, then get, replace, patch, delete; gone after that."""
     created = client.ask("POST", PATH, service("web"))
     assert created.status == 201
@@ -39,7 +42,7 @@ def test_life_of_a_service(client, service):
     }
 
 
-def test_names_in_groups_are_qualified(client, endpoint_slice):
+def test_names_in_groups_are_qualified(client: Client, endpoint_slice: Maker) -> None:
     """Messages and details name the group, and a deleted slice is answered with a Status."""
     client.ask("POST", SLICES, endpoint_slice("web", "10.0.0.1"))
     again = client.ask("POST", SLICES, endpoint_slice("web", "10.0.0.1"))
@@ -49,7 +52,7 @@ def test_names_in_groups_are_qualified(client, endpoint_slice):
     assert client.ask("DELETE", f"{SLICES}/web").json["status"] == "Success"
 
 
-def test_stale_copies_are_refused(server, client, service):
+def test_stale_copies_are_refused(server: ApiServer, client: Client, service: Maker) -> None:
     """A replacement or patch with an old resourceVersion, or another uid, is a 409 and changes nothing."""
     stale = client.ask("POST", PATH, service("web")).json
     server.store.merge_patch(SERVICES, "default", "web", {"metadata": {"labels": {"a": "b"}}})
@@ -67,7 +70,7 @@ def test_stale_copies_are_refused(server, client, service):
     )  # without a version it is unconditional
 
 
-def test_writing_the_same_again_changes_nothing(server, client, service):
+def test_writing_the_same_again_changes_nothing(server: ApiServer, client: Client, service: Maker) -> None:
     """No new version and no event, as on a real server."""
     created = client.ask("POST", PATH, service("web")).json
     assert client.ask("PUT", f"{PATH}/web", created).json == created
@@ -75,7 +78,7 @@ def test_writing_the_same_again_changes_nothing(server, client, service):
     assert str(server.store.version) == created["metadata"]["resourceVersion"]
 
 
-def test_status_has_a_path_of_its_own(client, service, node):
+def test_status_has_a_path_of_its_own(client: Client, service: Maker, node: Maker) -> None:
     """The object's own path leaves the status alone, the status path leaves all else alone; a node brings its own."""
     ingress = {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}
     body = service("web", type="LoadBalancer") | {"status": ingress}
@@ -91,10 +94,10 @@ def test_status_has_a_path_of_its_own(client, service, node):
     assert client.ask("POST", "/api/v1/nodes", node("n", status=addresses)).json["status"]["addresses"]
 
 
-def test_generation_of_a_slice(server, endpoint_slice):
+def test_generation_of_a_slice(server: ApiServer, endpoint_slice: Maker) -> None:
     """It counts changes of content and labels, not of annotations."""
     server.store.create(endpoint_slice("web", "10.0.0.1"))
-    patches = [
+    patches: list[Json] = [
         {"metadata": {"annotations": {"a": "b"}}},
         {"metadata": {"labels": {"a": "b"}}},
         {"endpoints": []},
@@ -103,7 +106,7 @@ def test_generation_of_a_slice(server, endpoint_slice):
     assert [item["metadata"]["generation"] for item in after] == [1, 2, 3]
 
 
-def test_finalizers_hold_an_object(server, client, node):
+def test_finalizers_hold_an_object(server: ApiServer, client: Client, node: Maker) -> None:
     """A deleted object with finalizers is marked, and goes with the last of them."""
     server.store.create(node("n", metadata={"name": "n", "finalizers": ["example.com/wait"]}))
     assert "deletionTimestamp" in client.ask("DELETE", "/api/v1/nodes/n").json["metadata"]
@@ -112,7 +115,7 @@ def test_finalizers_hold_an_object(server, client, node):
     assert client.ask("GET", "/api/v1/nodes/n").status == 404
 
 
-def test_generated_names(client):
+def test_generated_names(client: Client) -> None:
     """Events are posted with a generateName."""
     event = {"metadata": {"generateName": "n."}, "reason": "Starting", "type": "Normal", "note": "hello"}
     path = "/apis/events.k8s.io/v1/namespaces/default/events"
@@ -125,14 +128,14 @@ def test_generated_names(client):
 @pytest.mark.parametrize(
     "kind", ["application/json-patch+json", "application/strategic-merge-patch+json", ""]
 )
-def test_other_patches_are_415(client, service, kind):
+def test_other_patches_are_415(client: Client, service: Maker, kind: str) -> None:
     """Only merge patches are served."""
     client.ask("POST", PATH, service("web"))
     answer = client.ask("PATCH", f"{PATH}/web", {}, Content_Type=kind)
     assert (answer.status, answer.json["reason"]) == (415, "UnsupportedMediaType")
 
 
-def test_protobuf_is_never_spoken(client):
+def test_protobuf_is_never_spoken(client: Client) -> None:
     """Neither sent (406, unless JSON will do as well) nor understood (415)."""
     protobuf = "application/vnd.kubernetes.protobuf"
     assert client.ask("GET", PATH, Accept=protobuf).status == 406
@@ -159,7 +162,7 @@ def test_protobuf_is_never_spoken(client):
         ("DELETE", f"{PATH}/web?dryRun=All", 400),
     ],
 )
-def test_paths_that_lead_nowhere(client, method, path, code):
+def test_paths_that_lead_nowhere(client: Client, method: str, path: str, code: int) -> None:
     """404 for what is not served, 405 for what is, but not so; each with a Status."""
     answer = client.ask(method, path)
     assert (answer.status, answer.json["code"], answer.json["kind"]) == (code, code, "Status")
@@ -189,7 +192,7 @@ def test_paths_that_lead_nowhere(client, method, path, code):
         ({"metadata": {"name": "web"}, "spec": {"type": "ExternalName"}}, 422),
     ],
 )
-def test_invalid_objects_are_refused(server, client, body, code):
+def test_invalid_objects_are_refused(server: ApiServer, client: Client, body: Any, code: int) -> None:
     """They are refused with a Status and nothing is stored."""
     answer = client.ask("POST", PATH, body)
     assert (answer.status, answer.json["code"]) == (code, code)
@@ -208,19 +211,19 @@ def test_invalid_objects_are_refused(server, client, body, code):
         ({"ports": [{"protocol": "ICMP", "port": 1}]}, 422),
     ],
 )
-def test_invalid_slices_are_refused(client, endpoint_slice, change, code):
+def test_invalid_slices_are_refused(client: Client, endpoint_slice: Maker, change: Any, code: int) -> None:
     """Addresses must be of the slice's type, ports must be ports."""
     assert client.ask("POST", SLICES, endpoint_slice("web", "10.0.0.1") | change).status == code
 
 
-def test_verbatim_objects_are_not_checked(server, client):
+def test_verbatim_objects_are_not_checked(server: ApiServer, client: Client) -> None:
     """In-process, what no server would let through can be shown to clients all the same."""
     strange = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": {"ports": "80"}}
     server.store.create(strange, verbatim=True)
     assert client.get(f"{PATH}/web")["spec"] == {"ports": "80"}
 
 
-def test_name_in_the_path_counts(client, service):
+def test_name_in_the_path_counts(client: Client, service: Maker) -> None:
     """A replacement may leave its name out, but not have another."""
     client.ask("POST", PATH, service("web"))
     assert client.ask("PUT", f"{PATH}/web", service("other")).status == 400

@@ -1,1 +1,0 @@
-"""Detect what other programs changed in our chains, and schedule checks and repairs."""

@@ -1,0 +1,1 @@
+"""What `check` answers: findings about 1 to n nodes, each with advice."""

@@ -1,0 +1,553 @@
+"""Find the addresses of both ends of a connection in a directory of objects.
+
+    connection = resolve(parse_source("pod/default/client"), parse_destination("svc/default/web:http"), directory)
+
+Pure: the caller reads the objects. Plain addresses need none.
+"""
+
+import difflib
+import enum
+import ipaddress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import TypeVar
+
+import msgspec
+
+from pykubeproxy.inspect.targets import Target, TargetKind
+from pykubeproxy.objects import (
+    EndpointPort,
+    EndpointSlice,
+    Family,
+    Key,
+    Node,
+    Port,
+    Protocol,
+    Service,
+    family_of,
+)
+from pykubeproxy.objects.pods import Pod
+from pykubeproxy.services.ports import Frontend, FrontendKind, PortName
+from pykubeproxy.wording import listed
+
+
+class Directory(msgspec.Struct, frozen=True, dict=True):
+    """Objects at one place, at least those that the targets name.
+
+    - `place`: where they come from, in a sentence: "on the API server"
+    - `advice`: what to do if an object of a kind is missing there: "add --kubeconfig to ask the API server"
+    - `listed_pods`: Pods of the API; those that serve a Service are also known from `slices`
+    - `pod_networks`: the CIDRs of all pods, as far as the configuration tells
+    - `here`: the name of the node whose rules are inspected, "" if unknown
+    """
+
+    place: str
+    advice: Mapping[TargetKind, str] = {}
+    services: tuple[Service, ...] = ()
+    slices: tuple[EndpointSlice, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    listed_pods: tuple[Pod, ...] = ()
+    pod_networks: tuple[str, ...] = ()
+    here: str = ""
+
+    def service(self, key: Key) -> Service | None:
+        """Return a Service by name."""
+        return next((service for service in self.services if service.key == key), None)
+
+    def node(self, name: str) -> Node | None:
+        """Return a Node by name."""
+        return next((node for node in self.nodes if node.name == name), None)
+
+    def pod(self, key: Key) -> Pod | None:
+        """Return a Pod by name."""
+        return self.pods.get(key)
+
+    @cached_property
+    def pods(self) -> dict[Key, Pod]:
+        """All known Pods: those of the API, and those that EndpointSlices name."""
+        return {**_pods_of(self.slices), **{pod.key: pod for pod in self.listed_pods}}
+
+    @cached_property
+    def _pods_by_address(self) -> dict[str, Pod]:
+        return {
+            address: pod
+            for pod in self.pods.values()
+            if not pod.finished and not pod.host_network
+            for address in pod.addresses
+        }
+
+    def pod_at(self, address: str) -> Pod | None:
+        """Return the Pod that has an address for itself."""
+        pod = self._pods_by_address.get(address)
+        return pod if pod and not self.node_at(address) else None
+
+    def node_at(self, address: str) -> Node | None:
+        """Return the Node that has an address."""
+        return next((node for node in self.nodes if address in node.addresses), None)
+
+    def node_of_pods_at(self, address: str) -> Node | None:
+        """Return the Node whose pod CIDRs contain an address."""
+        return next((node for node in self.nodes if _is_in(address, node.pod_cidrs)), None)
+
+    def is_pod_network(self, address: str) -> bool:
+        """Return whether the configuration or a Node says that an address is a pod's."""
+        return _is_in(address, self.pod_networks) or self.node_of_pods_at(address) is not None
+
+    def pods_of(self, service: Key) -> tuple[Pod, ...]:
+        """Return the Pods that the EndpointSlices of a Service name."""
+        named = _pods_of(slice_ for slice_ in self.slices if slice_.service_key == service)
+        return tuple(self.pods[key] for key in sorted(named))
+
+
+def _pods_of(slices: Iterable[EndpointSlice]) -> dict[Key, Pod]:
+    """Return what EndpointSlices tell about the Pods they name; a slice for each family names a Pod."""
+    found: dict[Key, list[Pod]] = {}
+    for pod in _named(slices):
+        found.setdefault(pod.key, []).append(pod)
+    return {key: _merged(some) for key, some in found.items()}
+
+
+def _named(slices: Iterable[EndpointSlice]) -> Iterator[Pod]:
+    for slice_ in slices:
+        ports = tuple(port for port in slice_.ports if port.port)
+        for endpoint in slice_.endpoints:
+            if endpoint.pod and endpoint.address:
+                yield Pod(
+                    slice_.namespace,
+                    endpoint.pod,
+                    (endpoint.address,),
+                    endpoint.node_name,
+                    ready=endpoint.ready and not endpoint.terminating,
+                    ports=ports,
+                )
+
+
+def _merged(pods: list[Pod]) -> Pod:
+    ports: dict[tuple[str, int | None], EndpointPort] = {}
+    for pod in pods:
+        for port in pod.ports:
+            ports.setdefault((port.protocol.value, port.port), port)
+    return msgspec.structs.replace(
+        pods[0],
+        addresses=tuple(dict.fromkeys(address for pod in pods for address in pod.addresses)),
+        ready=all(pod.ready for pod in pods),
+        ports=tuple(ports.values()),
+    )
+
+
+def _is_in(address: str, networks: Iterable[str]) -> bool:
+    """Return whether networks contain an address. Those of an agent are not checked: ignore invalid ones."""
+    ip = ipaddress.ip_address(address)
+    for network in networks:
+        with suppress(ValueError):
+            if ip in ipaddress.ip_network(network):
+                return True
+    return False
+
+
+_MOST_MATCHES = 3
+
+
+class Unresolved(LookupError):
+    """A target has no address; str() is one line that says why and what to do."""
+
+
+class LocationKind(enum.Enum):
+    """What has an address, as --from names it: a pod, a node, or something outside the cluster."""
+
+    POD = "pod"
+    NODE = "node"
+    OUTSIDE = "outside"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A pod, a node or a plain address.
+
+    - `addresses`: canonical, the primary one first
+    - `kind`: None if unknown; a pod with the network of its node counts as the node
+    - `node`: the name of its Node, "" if unknown or outside
+    - `pod`: None for nodes and unknown addresses
+    """
+
+    target: Target
+    addresses: tuple[str, ...]
+    kind: LocationKind | None = None
+    node: str = ""
+    pod: Pod | None = None
+
+    @property
+    def is_node(self) -> bool:
+        """Whether the addresses are a node's own."""
+        return self.kind is LocationKind.NODE
+
+
+def find_place(target: Target, directory: Directory) -> Place:
+    """Find a target other than a Service. Raises Unresolved."""
+    match target.kind:
+        case TargetKind.POD:
+            return _pod(target, directory)
+        case TargetKind.NODE:
+            return _node(target, directory)
+        case _:
+            return _address(target, directory)
+
+
+def _pod(target: Target, directory: Directory) -> Place:
+    pod = directory.pod(target.key)
+    if pod is None:
+        raise missing(target, (f"pod/{key}" for key in directory.pods), directory)
+    if pod.finished:
+        raise Unresolved(f"{target.without_port} has ended (phase {pod.phase}); name a running pod")
+    if not pod.addresses:
+        phase = f"phase {pod.phase}" if pod.phase else "not started"
+        raise Unresolved(f"{target.without_port} has no address yet ({phase}); wait until it runs")
+    on_host = pod.host_network or directory.node_at(pod.addresses[0]) is not None
+    return Place(target, pod.addresses, LocationKind.NODE if on_host else LocationKind.POD, pod.node, pod)
+
+
+def _node(target: Target, directory: Directory) -> Place:
+    node = directory.node(target.name)
+    if node is None:
+        raise missing(target, (f"node/{node.name}" for node in directory.nodes), directory)
+    if not node.addresses:
+        raise Unresolved(f"{target.without_port} has no address {directory.place}; give an address instead")
+    return Place(target, node.addresses, LocationKind.NODE, node.name)
+
+
+def _address(target: Target, directory: Directory) -> Place:
+    address = (target.name,)
+    if node := directory.node_at(target.name):
+        return Place(target, address, LocationKind.NODE, node.name)
+    if pod := directory.pod_at(target.name):
+        return Place(target, address, LocationKind.POD, pod.node, pod)
+    if directory.is_pod_network(target.name):
+        return Place(target, address, LocationKind.POD, _name(directory.node_of_pods_at(target.name)))
+    return Place(target, address, LocationKind.OUTSIDE if directory.pod_networks else None)
+
+
+def _name(node: Node | None) -> str:
+    return node.name if node else ""
+
+
+def missing(target: Target, known: Iterable[str], directory: Directory) -> Unresolved:
+    """Return the error about an object that the directory lacks, with similar names."""
+    names = sorted(known)
+    found = _similar(target, names)
+    parts = [f"there is no {target.without_port} {directory.place}", directory.advice.get(target.kind, "")]
+    if found:
+        parts.append(f"did you mean {' or '.join(found)}?")
+    elif names:
+        parts.append(f"known: {listed(names, _MOST_MATCHES)}")
+    return Unresolved("; ".join(filter(None, parts)))
+
+
+def _similar(target: Target, names: Iterable[str]) -> list[str]:
+    """Return the objects with the most similar names, those in the namespace of the target first."""
+    by_name: dict[str, list[str]] = {}
+    for text in names:
+        by_name.setdefault(text.rpartition("/")[2], []).append(text)
+    close = difflib.get_close_matches(target.name, by_name, _MOST_MATCHES)
+    found = [text for name in close for text in by_name[name]]
+    namespace = target.without_port.removesuffix(target.name)
+    return sorted(found, key=lambda text: not text.startswith(namespace))[:_MOST_MATCHES]
+
+
+# How many ports an error names.
+_MOST_PORTS = 6
+
+_AnyPort = TypeVar("_AnyPort", Port, EndpointPort)
+
+
+def choose_service_port(service: Service, target: Target, protocol: Protocol | None) -> Port:
+    """Return the port of a Service that a target and a protocol name; without a port, the only one.
+
+    Raises Unresolved, with the ports to choose from.
+    """
+    if not service.ports:
+        raise Unresolved(f"{target.without_port} has no ports, so nothing is served; check its spec.ports")
+    try:
+        return _choose(service.ports, target, protocol)
+    except _NoPort:
+        for port in service.ports:
+            if target.port == str(port.node_port):
+                raise Unresolved(
+                    f"{target.port} is the node port of {target.without_port}; use node/NAME:{target.port}, or"
+                    f" {target.without_port}:{port.name or port.port}"
+                ) from None
+        raise
+
+
+def choose_pod_port(pod: Pod | None, target: Target, protocol: Protocol | None) -> tuple[int, Protocol]:
+    """Return the number and protocol of a pod's port; a number may be one that the Pod does not declare.
+
+    The protocol of such a port is TCP by default. Raises Unresolved.
+    """
+    ports = pod.ports if pod else ()
+    number = int(target.port) if target.port.isdecimal() else 0
+    if number and not any(port.port == number for port in ports):
+        return number, protocol or Protocol.TCP
+    if not ports:
+        raise Unresolved(f"{target.without_port} declares no ports; use {target.without_port}:NUMBER")
+    if number and protocol and not any(port.port == number and port.protocol is protocol for port in ports):
+        # A declaration is only information: the process may listen with both protocols.
+        return number, protocol
+    chosen = _choose(ports, target, protocol)
+    assert chosen.port is not None, "ports without a number are left out"
+    return chosen.port, chosen.protocol
+
+
+class _NoPort(Unresolved):
+    """No port has the name or number."""
+
+
+def _choose(ports: Sequence[_AnyPort], target: Target, protocol: Protocol | None) -> _AnyPort:
+    named = [port for port in ports if _is(port, target.port)] if target.port else list(ports)
+    if not named:
+        raise _NoPort(f"{target.without_port} has no port {target.port}; it has {_names(ports)}")
+    matching = [port for port in named if protocol in (None, port.protocol)]
+    if not matching:
+        assert protocol is not None, "a protocol filters"
+        others = " and ".join(dict.fromkeys(port.protocol.value for port in named))
+        what = f"port {target.port} of {target.without_port}" if target.port else str(target)
+        raise Unresolved(f"{what} has protocol {others}, not {protocol.value}; remove --proto")
+    if len(matching) > 1:
+        first = matching[0]
+        raise Unresolved(
+            f"{target} has several ports: {_names(matching)}; name one, such as"
+            f" {target.without_port}:{first.name or first.port}"
+            + (" --proto " + (first.protocol.value.lower()) if _same_names(matching) else "")
+        )
+    return matching[0]
+
+
+def _is(port: Port | EndpointPort, text: str) -> bool:
+    return text in (port.name, str(port.port))
+
+
+def _same_names(ports: Iterable[Port | EndpointPort]) -> bool:
+    names = [port.name or str(port.port) for port in ports]
+    return len(set(names)) < len(names)
+
+
+def _names(ports: Sequence[Port | EndpointPort]) -> str:
+    """Return text such as "http (80/TCP) and 9090/UDP"."""
+
+    def text(port: Port | EndpointPort) -> str:
+        number = f"{port.port}/{port.protocol.value}"
+        return f"{port.name} ({number})" if port.name else number
+
+    return listed(map(text, ports), _MOST_PORTS)
+
+
+# How many pods an error names.
+_MOST_PODS = 3
+_PREFERRED_OUTSIDE = (
+    FrontendKind.LOAD_BALANCER_IP,
+    FrontendKind.EXTERNAL_IP,
+    FrontendKind.NODE_PORT,
+    FrontendKind.CLUSTER_IP,
+)
+
+
+class ResolvedConnection(msgspec.Struct, frozen=True):
+    """The first packet of a connection, and what its ends are.
+
+    - `source`, `destination`: canonical addresses of one family
+    - `client`: where it starts
+    - `server`: the pod, node or address it goes to; None for an address of a Service
+    - `service`, `frontend`: the service port at the destination, None if there is none or it is unknown
+    - `notes`: facts about the ends that a user should know, a sentence each
+    """
+
+    source: str
+    destination: str
+    port: int
+    protocol: Protocol
+    client: Place
+    server: Place | None = None
+    service: PortName | None = None
+    frontend: Frontend | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def family(self) -> Family:
+        return family_of(self.destination)
+
+
+def resolve(
+    source: Target,
+    destination: Target,
+    directory: Directory,
+    *,
+    family: Family | None = None,
+    protocol: Protocol | None = None,
+    client: LocationKind | None = None,
+    entry: str = "",
+) -> ResolvedConnection:
+    """Resolve both ends to addresses of one family.
+
+    Without `family`, take one that both ends have: that of the Service's first address or the pod's primary one, if the
+    source has it. Without `protocol`, take that of the port, TCP for a plain address. `client` overrides where the
+    source is. Clients outside use a load balancer address, an external IP, or a node port at the Node `entry`; others
+    use the cluster IP. Raises Unresolved.
+    """
+    start = find_place(source, directory)
+    if client is not None:
+        start = msgspec.structs.replace(start, kind=client)
+    if destination.kind is TargetKind.SERVICE:
+        return _to_service(start, destination, directory, family, protocol, entry)
+    end = find_place(destination, directory)
+    at, to = _addresses(start, destination, end.addresses, family)
+    notes = tuple(_notes_about(end))
+    if end.pod and destination.kind is TargetKind.POD:
+        number, chosen = choose_pod_port(end.pod, destination, protocol)
+        return ResolvedConnection(at, to, number, chosen, start, end, notes=notes)
+    number = int(destination.port)
+    default = Protocol.TCP if destination.kind is TargetKind.ADDRESS else None
+    found = _service_at(to, number, protocol or default, directory)
+    if found is None:
+        return ResolvedConnection(at, to, number, protocol or Protocol.TCP, start, end, notes=notes)
+    service, frontend = found
+    return ResolvedConnection(
+        at, to, number, Protocol(service.protocol), start, end, service, frontend, notes
+    )
+
+
+def _to_service(
+    start: Place,
+    target: Target,
+    directory: Directory,
+    family: Family | None,
+    protocol: Protocol | None,
+    entry: str,
+) -> ResolvedConnection:
+    service = directory.service(target.key)
+    if service is None:
+        raise missing(target, (f"svc/{service.key}" for service in directory.services), directory)
+    _check_served(service, target, directory)
+    port = choose_service_port(service, target, protocol)
+    outside = start.kind is LocationKind.OUTSIDE
+    frontends = _frontends(service, port, outside, directory, entry)
+    if not frontends or (outside and port.node_port and frontends[0].kind is FrontendKind.CLUSTER_IP):
+        raise _no_frontend(target, port)
+    at, to = _addresses(start, target, tuple(frontend.address for frontend in frontends), family)
+    frontend = next(frontend for frontend in frontends if frontend.address == to)
+    name = PortName(service.namespace, service.name, port.name, port.protocol.value)
+    notes = tuple(_notes_about_service(service, target, frontend, outside))
+    return ResolvedConnection(at, to, frontend.port, port.protocol, start, None, name, frontend, notes)
+
+
+def _check_served(service: Service, target: Target, directory: Directory) -> None:
+    """Raise Unresolved for a Service that no proxy serves by design."""
+    if service.type == "ExternalName":
+        raise Unresolved(
+            f"{target.without_port} is an ExternalName Service: DNS answers with another name, which no rule knows;"
+            " trace to an address of that name"
+        )
+    if service.headless:
+        pods = [pod for pod in directory.pods_of(service.key) if pod.ready]
+        names = listed([f"pod/{pod.key}" for pod in pods], _MOST_PODS)
+        raise Unresolved(
+            f"{target.without_port} is headless: clients connect to its pods, without a proxy; trace to"
+            f" {names or 'one of its pods'}"
+        )
+
+
+def _no_frontend(target: Target, port: Port) -> Unresolved:
+    if port.node_port:
+        return Unresolved(
+            f"clients outside reach {target} at its node port on any node; use node/NAME:{port.node_port}"
+        )
+    return Unresolved(f"{target.without_port} has no cluster IP yet; check its events with kubectl describe")
+
+
+def _frontends(
+    service: Service, port: Port, outside: bool, directory: Directory, entry: str
+) -> tuple[Frontend, ...]:
+    """Return the frontends for a client, the preferred ones first."""
+    node = directory.node(entry)
+    every = tuple(_all_frontends(service, port, node.addresses if node else ()))
+    if not outside:
+        return tuple(frontend for frontend in every if frontend.kind is FrontendKind.CLUSTER_IP)
+    return tuple(sorted(every, key=lambda frontend: _PREFERRED_OUTSIDE.index(frontend.kind)))
+
+
+def _addresses(
+    start: Place, target: Target, destinations: Sequence[str], family: Family | None
+) -> tuple[str, str]:
+    """Return the first destination and the first source of one family. Raises Unresolved."""
+    for to in destinations:
+        for at in start.addresses:
+            if family_of(at) is family_of(to) and family in (None, family_of(to)):
+                return _checked(start.target, at), _checked(target, to)
+    for end, addresses in ((start.target, start.addresses), (target, destinations)):
+        if family and not any(family_of(address) is family for address in addresses):
+            raise Unresolved(f"{end.without_port} has no {family.value} address; remove --family")
+    raise Unresolved(
+        f"{start.target} ({_families(start.addresses)}) and {target.without_port} ({_families(destinations)}) are of"
+        " different address families; choose ends that share one"
+    )
+
+
+def _checked(target: Target, address: str) -> str:
+    """Return an address. Raises Unresolved if it is invalid, as may be what an agent answers."""
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        raise Unresolved(
+            f"{target.without_port} has an invalid address, {address!r}; check where the objects come from"
+        ) from None
+
+
+def _families(addresses: Sequence[str]) -> str:
+    return " and ".join(dict.fromkeys(family_of(address).value for address in addresses))
+
+
+def _service_at(
+    address: str, number: int, protocol: Protocol | None, directory: Directory
+) -> tuple[PortName, Frontend] | None:
+    """Return the service port at an address and port; without a protocol, TCP is preferred."""
+    wanted = [protocol] if protocol else list(Protocol)
+    at_node = (address,) if directory.node_at(address) else ()
+    for one in wanted:
+        for service in directory.services:
+            for port in service.ports:
+                if port.protocol is not one:
+                    continue
+                for frontend in _all_frontends(service, port, at_node):
+                    if (frontend.address, frontend.port) == (address, number):
+                        return PortName(service.namespace, service.name, port.name, one.value), frontend
+    return None
+
+
+def _all_frontends(service: Service, port: Port, node_addresses: Sequence[str]) -> Iterator[Frontend]:
+    """Yield the frontends of a port in the order in which rules match them; node ports at these addresses."""
+    kinds = (
+        (FrontendKind.CLUSTER_IP, service.cluster_ips),
+        (FrontendKind.EXTERNAL_IP, service.external_ips),
+        (FrontendKind.LOAD_BALANCER_IP, service.load_balancer_ips),
+    )
+    for kind, addresses in kinds:
+        yield from (Frontend(kind, address, port.port) for address in addresses)
+    if port.node_port:
+        yield from (Frontend(FrontendKind.NODE_PORT, address, port.node_port) for address in node_addresses)
+
+
+def _notes_about(end: Place) -> Iterator[str]:
+    if end.pod and not end.pod.ready and end.target.kind is TargetKind.POD:
+        yield f"{end.target.without_port} is not ready, so Services do not send to it."
+
+
+def _notes_about_service(
+    service: Service, target: Target, frontend: Frontend, outside: bool
+) -> Iterator[str]:
+    if service.proxy_name is not None:
+        yield (
+            f"{target.without_port} has the label service.kubernetes.io/service-proxy-name: another proxy serves it."
+        )
+    if outside and frontend.kind is FrontendKind.CLUSTER_IP:
+        yield (
+            f"{target.without_port} has no address for clients outside; this traces to its cluster IP, which they reach"
+            " only with a route to it."
+        )

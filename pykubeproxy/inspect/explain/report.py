@@ -1,0 +1,448 @@
+"""The report of `explain`: which endpoints a Service uses on one or several nodes, and why."""
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from pykubeproxy.inspect.explain.model import (
+    EndpointExplanation,
+    Explanation,
+    NodeGroup,
+    PortOnNodes,
+    RulesAgreement,
+    ServiceOnNodes,
+)
+from pykubeproxy.inspect.explain.sentences import (
+    endpoint_reason,
+    ignored_hints_message,
+    notes,
+    rejection,
+    service_notes,
+    skip_message,
+    summary,
+    topology_message,
+)
+from pykubeproxy.inspect.routes import PacketVerdict, Policy
+from pykubeproxy.objects import Family, address_and_port
+from pykubeproxy.report.document import Report
+from pykubeproxy.report.text import GAP, Block, Heading, Row, Section, Sentence, Table
+from pykubeproxy.services.ports import Frontend, PortName
+from pykubeproxy.services.selection import IgnoredHints, Reason, TopologyMode
+from pykubeproxy.wording import counted, listed, percent, untied
+
+# How many nodes a title names, and how many groups of nodes and endpoints are listed.
+_NODES, _GROUPS, _ENDPOINTS = 4, 12, 20
+
+# The reasons for which an agent does not serve service ports.
+Quarantined = Mapping[tuple[Family, PortName], str]
+
+
+class ExplainedNode(msgspec.Struct, frozen=True, rename="camel"):
+    """A node for which the Service is explained.
+
+    - `zone`: null if unknown
+    """
+
+    name: str
+    zone: str | None = None
+
+    @property
+    def title(self) -> str:
+        """Return text such as "node1 in zone-a"."""
+        name = self.name or "a node without a name"
+        return f"{name} in {self.zone}" if self.zone else f"{name}, zone unknown"
+
+
+class ExplainedEndpoint(msgspec.Struct, frozen=True, rename="camel"):
+    """An endpoint of a service port under a policy.
+
+    - `node`, `zone`, `pod`: where it runs, "" if unknown
+    - `share`: its part of new connections, 0 to 1
+    - `reason`: why it is used or not, such as "not-ready"
+    - `message`: the same as a phrase
+    """
+
+    address: str
+    port: int
+    node: str
+    zone: str
+    pod: str
+    share: float
+    used: bool
+    reason: str
+    message: str
+
+
+class ExplainedHints(msgspec.Struct, frozen=True, rename="camel"):
+    """Topology hints that are ignored.
+
+    - `kind`: "node" or "zone"
+    - `value`: the name or zone of the node
+    - `endpoints_without`: "ip:port" of ready endpoints without such a hint
+    """
+
+    kind: str
+    value: str
+    endpoints_without: Sequence[str]
+    message: str
+
+
+class ExplainedGroup(msgspec.Struct, frozen=True, rename="camel"):
+    """The nodes that use the same endpoints of a service port under a policy.
+
+    - `verdict`: "dnat", or "reject" or "drop" without endpoints
+    - `message`: why there are no endpoints; null if there are
+    - `topology`: "all", "same node" or "same zone"; null if hints do not apply
+    """
+
+    nodes: Sequence[ExplainedNode]
+    verdict: PacketVerdict
+    message: str | None
+    topology: TopologyMode | None
+    ignored_hints: Sequence[ExplainedHints]
+    endpoints: Sequence[ExplainedEndpoint]
+
+
+class ExplainedPolicy(msgspec.Struct, frozen=True, rename="camel"):
+    """A service port under one traffic policy.
+
+    - `policy`: "Cluster" or "Local"
+    - `chain`: the balancing chain of table nat; null without endpoints
+    - `frontends`: the addresses under this policy
+    - `from_this_node`: frontends that lead here only for packets of the same node and its pods
+    - `groups`: one for all nodes that use the same endpoints
+    """
+
+    policy: Policy
+    chain: str | None
+    frontends: Sequence[Frontend]
+    from_this_node: Sequence[Frontend]
+    groups: Sequence[ExplainedGroup]
+
+
+class SkippedEntry(msgspec.Struct, frozen=True, rename="camel"):
+    """An entry of an EndpointSlice that is no endpoint.
+
+    - `address`: null for the whole slice or a port of it
+    - `reason`: such as "invalid-address"
+    - `message`: the same as a phrase
+    """
+
+    slice: str
+    address: str | None
+    reason: str
+    message: str
+
+
+class ExplainedPort(msgspec.Struct, frozen=True, rename="camel"):
+    """A service port in one family.
+
+    - `port`: its name, "" without one
+    - `family`: "IPv4" or "IPv6"
+    - `skipped`: the entries of EndpointSlices that are no endpoints
+    - `affinity_seconds`: how long a client keeps its endpoint; null without session affinity
+    - `source_ranges`: the networks to which the load balancer is open; null for all
+    - `health_check_node_port`: null without one
+    - `quarantined`: it is not served, in quarantine
+    - `destinations`: sentences about where its addresses lead
+    - `notes`: sentences about what else matters
+    """
+
+    port: str
+    protocol: str
+    family: Family
+    policies: Sequence[ExplainedPolicy]
+    skipped: Sequence[SkippedEntry]
+    affinity_seconds: int | None
+    source_ranges: Sequence[str] | None
+    health_check_node_port: int | None
+    quarantined: bool
+    destinations: Sequence[str]
+    notes: Sequence[str]
+
+
+class SkippedFamily(msgspec.Struct, frozen=True, rename="camel"):
+    """A family in which a Service has no rules.
+
+    - `reason`: such as "headless"
+    - `message`: the same as a phrase
+    """
+
+    family: Family
+    reason: str
+    message: str
+
+
+class SkippedValue(msgspec.Struct, frozen=True, rename="camel"):
+    """A value of a Service that has no effect: invalid, or an address that the agent needs itself.
+
+    - `port`: the port to which this applies; null for all
+    - `message`: why
+    """
+
+    field: str
+    value: str
+    port: int | None
+    message: str
+
+
+class ExplainedService(msgspec.Struct, frozen=True, rename="camel"):
+    """A Service.
+
+    - `notes`: sentences about the Service as a whole
+    - `ports`: one entry for each service port and family
+    """
+
+    namespace: str
+    name: str
+    notes: Sequence[str]
+    skipped_families: Sequence[SkippedFamily]
+    skipped_values: Sequence[SkippedValue]
+    ports: Sequence[ExplainedPort]
+
+
+class ExplainReport(Report, frozen=True, kw_only=True):
+    """Which endpoints Services use, and why.
+
+    - `nodes`: those for which it is explained
+    - `services`: the matching Services
+    - `rules`: whether the rules of nodes agree, as far as they were read
+    """
+
+    nodes: Sequence[ExplainedNode]
+    services: Sequence[ExplainedService]
+    rules: Sequence[RulesAgreement] = ()
+
+    def blocks(self, *, wide: bool) -> Iterator[Block]:
+        """Return a part for each service port; `wide` lists everything, with the nodes and pods of endpoints."""
+        if len(self.nodes) == 1:
+            yield Heading("On ", "", f"{self.nodes[0].title}:")
+            yield GAP
+        for service in self.services:
+            title = f"{service.namespace}/{service.name}"
+            if service.notes or not service.ports:
+                yield Section(Heading(title), [*map(Sentence, service.notes)])
+                yield GAP
+            for port in service.ports:
+                name = f"{title}:{port.port}" if port.port else title
+                heading = Heading(name, "title", f"  {port.protocol} {port.family.value}")
+                yield Section(heading, list(_port_blocks(port, len(self.nodes), wide)))
+                yield GAP
+        for compared in self.rules:
+            yield from _rules_blocks(compared)
+
+    def names(self) -> Iterator[str]:
+        """Return the service ports, in a form that commands take."""
+        return iter(
+            dict.fromkeys(
+                f"svc/{service.namespace}/{service.name}{f':{port.port}' if port.port else ''}"
+                for service in self.services
+                for port in service.ports
+            )
+        )
+
+
+def explain_report(
+    services: Iterable[ServiceOnNodes],
+    nodes: Sequence[ExplainedNode],
+    rules: Sequence[RulesAgreement] = (),
+    *,
+    quarantined: Quarantined | None = None,
+    settings_known: bool = True,
+) -> ExplainReport:
+    """Return the report of explained Services. Without known settings, notes that depend on them are left out."""
+    return ExplainReport(
+        nodes=nodes,
+        services=[_service(service, quarantined or {}, settings_known) for service in services],
+        rules=rules,
+    )
+
+
+def _service(service: ServiceOnNodes, quarantined: Quarantined, settings_known: bool) -> ExplainedService:
+    first = service.first
+    return ExplainedService(
+        namespace=first.service.namespace,
+        name=first.service.name,
+        notes=[*service_notes(first)],
+        skipped_families=[
+            SkippedFamily(family, _word(reason), reason.value) for family, reason in first.skipped.items()
+        ],
+        skipped_values=[*_skipped_values(first)],
+        ports=[_port(port, quarantined, settings_known) for port in service.ports],
+    )
+
+
+def _skipped_values(explanation: Explanation) -> Iterator[SkippedValue]:
+    service = explanation.service
+    for rejected in service.rejected:
+        yield SkippedValue(rejected.field, str(rejected.value), None, rejected.reason)
+    for port in (port_explanation.port for port_explanation in explanation.ports):
+        for ip, reason in port.skipped_ips:
+            field = "spec.externalIPs" if ip in service.external_ips else "status.loadBalancer.ingress"
+            yield SkippedValue(field, ip, port.port, reason.value)
+
+
+def _port(port: PortOnNodes, quarantined: Quarantined, settings_known: bool) -> ExplainedPort:
+    first = port.first
+    reason = quarantined.get((first.family, first.name), "")
+    return ExplainedPort(
+        port=first.name.port,
+        protocol=first.name.protocol,
+        family=first.family,
+        policies=[_policy(policy, groups) for policy, groups in port.policies.items()],
+        skipped=[
+            SkippedEntry(
+                skipped.slice_name, skipped.address or None, _word(skipped.reason), skip_message(skipped)
+            )
+            for skipped in first.skipped
+        ],
+        affinity_seconds=first.port.affinity_seconds,
+        source_ranges=first.port.source_ranges,
+        health_check_node_port=first.port.health_check_node_port or None,
+        quarantined=bool(reason),
+        destinations=[untied(sentence) for sentence in summary(first, reason, settings_known=settings_known)],
+        notes=[untied(note) for note in notes(first, settings_known=settings_known)],
+    )
+
+
+def _policy(policy: Policy, groups: Sequence[NodeGroup]) -> ExplainedPolicy:
+    first = groups[0].policy
+    return ExplainedPolicy(
+        policy=policy,
+        chain=next((group.policy.chain for group in groups if group.policy.chain), None),
+        frontends=first.frontends,
+        from_this_node=first.from_this_node,
+        groups=[_group(group) for group in groups],
+    )
+
+
+def _group(group: NodeGroup) -> ExplainedGroup:
+    hinted = group.policy.policy is Policy.CLUSTER
+    return ExplainedGroup(
+        nodes=[ExplainedNode(*node) for node in zip(group.nodes, group.zones, strict=True)],
+        verdict=group.policy.verdict,
+        message=rejection(group.policy, group.port.slices) or None,
+        topology=group.port.topology if hinted else None,
+        ignored_hints=[_hints(hint) for hint in group.port.ignored_hints if hinted],
+        endpoints=[_endpoint(endpoint) for endpoint in group.policy.endpoints],
+    )
+
+
+def _hints(ignored: IgnoredHints) -> ExplainedHints:
+    kind = "node" if ignored.mode is TopologyMode.SAME_NODE else "zone"
+    return ExplainedHints(kind, ignored.domain, ignored.unhinted, ignored_hints_message(ignored))
+
+
+def _endpoint(one: EndpointExplanation) -> ExplainedEndpoint:
+    endpoint = one.resolved.endpoint
+    return ExplainedEndpoint(
+        address=endpoint.address,
+        port=one.resolved.port,
+        node=endpoint.node_name,
+        zone=endpoint.zone,
+        pod=endpoint.pod,
+        share=round(one.share, 9),
+        used=one.reason.used,
+        reason=_word(one.reason),
+        message=endpoint_reason(one.reason, endpoint),
+    )
+
+
+def _word(reason: enum.Enum) -> str:
+    """Return a stable word for programs."""
+    return reason.name.lower().replace("_", "-")
+
+
+def _port_blocks(port: ExplainedPort, nodes: int, wide: bool) -> Iterator[Block]:
+    yield from map(Sentence, port.destinations)
+    for policy in port.policies:
+        chain = f", chain {policy.chain}" if policy.chain else ""
+        heading = Heading(f"Policy {policy.policy.value}{chain}", "")
+        yield Section(heading, list(_policy_blocks(policy, nodes, wide)))
+    if port.skipped:
+        yield Section(Heading("Skipped", ""), [Sentence(skipped.message) for skipped in port.skipped])
+    yield from map(Sentence, port.notes)
+
+
+def _policy_blocks(policy: ExplainedPolicy, nodes: int, wide: bool) -> Iterator[Block]:
+    serving = [
+        explained_group for explained_group in policy.groups if explained_group.verdict is PacketVerdict.DNAT
+    ]
+    shown = serving if wide else serving[:_GROUPS]
+    others = policy.groups[len(serving) :]
+    for group in (*shown, *others):
+        if group is next(iter(others), None) and (more := serving[len(shown) :]):
+            yield _more_groups(more)
+        if nodes == 1:
+            yield from _group_blocks(group, nodes, wide)
+        else:
+            yield Section(
+                Heading(f"On {_names(group.nodes, nodes)}:", ""), list(_group_blocks(group, nodes, wide))
+            )
+    if not others and (more := serving[len(shown) :]):
+        yield _more_groups(more)
+
+
+def _more_groups(groups: Sequence[ExplainedGroup]) -> Sentence:
+    count = counted(sum(len(group.nodes) for group in groups), "more node")
+    return Sentence(f"and {count} with other endpoints (--node shows one, -o wide all)")
+
+
+def _group_blocks(group: ExplainedGroup, nodes: int, wide: bool) -> Iterator[Block]:
+    if group.message:
+        yield Sentence(group.message, "warning")
+    yield from (Sentence(hint.message) for hint in group.ignored_hints)
+    if sentence := topology_message(group.topology):
+        yield Sentence(sentence)
+    several = nodes > 1
+    far = _word(Reason.NOT_LOCAL)
+    some = [endpoint for endpoint in group.endpoints if wide or not several or endpoint.reason != far]
+    listed_ones = some if wide or not several else _first_endpoints(some)
+    yield Table([_endpoint_row(endpoint, several or wide) for endpoint in listed_ones], right=frozenset((0,)))
+    for used in (True, False):
+        hidden = [endpoint for endpoint in some if endpoint.used is used and endpoint not in listed_ones]
+        if hidden:
+            share = f", with {percent(sum(endpoint.share for endpoint in hidden))}" if used else ", not used"
+            yield Sentence(f"and {counted(len(hidden), 'more endpoint')}{share} (-o wide lists all)")
+    if group.verdict is PacketVerdict.DNAT and (left := len(group.endpoints) - len(some)):
+        yield Sentence(f"{counted(left, 'endpoint')} on other nodes")
+
+
+def _first_endpoints(endpoints: Sequence[ExplainedEndpoint]) -> Sequence[ExplainedEndpoint]:
+    """Return the first of the used endpoints, and the first of the others."""
+    return [
+        endpoint
+        for used in (True, False)
+        for endpoint in [one for one in endpoints if one.used is used][:_ENDPOINTS]
+    ]
+
+
+def _endpoint_row(one: ExplainedEndpoint, with_place: bool) -> Row:
+    share = percent(one.share) if one.used else "-"
+    where = f"on {one.node}" if one.node else ""
+    pod = f"({one.pod})" if one.pod else ""
+    place = " ".join(filter(None, (where, pod))) if with_place else ""
+    message = f"{place}: {one.message}" if place else one.message
+    return Row((f"{share:>4}", address_and_port(one.address, one.port), message))
+
+
+def _names(nodes: Sequence[ExplainedNode], all_nodes: int) -> str:
+    """Return text such as "node1 in zone-a", "every node (200)" or "node1, node2 and 198 more nodes"."""
+    if len(nodes) == all_nodes > 2:
+        return f"every node ({all_nodes})"
+    if len(nodes) <= 2:
+        return listed(node.title for node in nodes)
+    return f"{listed([node.name for node in nodes], _NODES)}{' nodes' if len(nodes) > _NODES else ''}"
+
+
+def _rules_blocks(compared: RulesAgreement) -> Iterator[Block]:
+    if compared.agree is None:
+        yield Sentence(f"The rules of {compared.node} are unknown: {compared.unread}")
+    elif compared.agree:
+        yield Sentence(f"The rules of {compared.node} agree.", "good")
+    else:
+        yield Section(
+            Heading(f"The rules of {compared.node} differ:", "bad"), [*map(Sentence, compared.differences)]
+        )
+        yield Sentence(f"Next: kubectl pykubeproxy diff --node {compared.node}")

@@ -1,1 +1,0 @@
-"""Whether the rules of many nodes follow the objects: the comparison behind `kubectl pykubeproxy diff`."""

@@ -1,1 +1,0 @@
-"""The view behind `kubectl pykubeproxy trace`: follow a packet over several nodes."""

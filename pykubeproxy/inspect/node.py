@@ -1,0 +1,149 @@
+"""The state of a node: what all questions are asked of, wherever it was read.
+
+Sources of nodes (`pykubeproxy/nodes/`) make these values; `inspect/` knows no source.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from pykubeproxy.config import Config
+from pykubeproxy.inspect.packets.packet import NodeNetwork
+from pykubeproxy.inspect.targets import ServiceFilter
+from pykubeproxy.objects import Family, Node, family_of
+from pykubeproxy.rules.context import KernelFacts
+from pykubeproxy.rules.ruleset import Counters, Ruleset
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import ApiServers, PortName
+
+
+def unread_rules(family: Family) -> str:
+    """Return the key of a family's rules in `NodeState.unread`."""
+    return f"{family.value} rules"
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where the state of a node was read.
+
+    - `title`: the rules, as one side of a comparison: "live rules (nft)"
+    - `place`: the same in a sentence: "in the nft tables of this node"
+    - `proxy`: the proxy that wrote the rules, such as "kube-proxy v1.35.1"; "" if unknown
+    - `pod`: NAMESPACE/NAME of the pod in which the rules were read, or ""
+    - `made`: when, in seconds since 1970; None for now
+    """
+
+    title: str
+    place: str = ""
+    proxy: str = ""
+    pod: str = ""
+    made: float | None = None
+
+
+class NodeRules(msgspec.Struct, frozen=True):
+    """The rules of one family on a node.
+
+    - `counters`: of the rules, if they were asked for
+    - `backend`: "nft" or "legacy", "" if unknown
+    - `facts`: about the kernel, on which desired rules depend; None if they must be inferred from the rules
+    """
+
+    ruleset: Ruleset
+    counters: Counters = {}
+    backend: str = ""
+    facts: KernelFacts | None = None
+
+
+class NodeState(msgspec.Struct, frozen=True):
+    """The state of one node, as far as a question needs it.
+
+    - `node`: its Node; one with only a name, "" if unknown, where the object is not known
+    - `rules`: those of a service proxy, by family; chains of live rules may be read when they are needed
+    - `network`: its addresses and routes
+    - `config`: the configuration of its proxy; None if it must be inferred from the rules
+    - `cluster`: the objects from which its rules should follow; None if they are not known
+    - `objects_title`: where objects and settings come from, as one side of a comparison
+    - `api_servers`: addresses at which the reader, or the agent, reaches an API server
+    - `quarantined`: the service ports that its agent does not serve, and why
+    - `other_backend`: the other backend, if it has service-proxy rules too, so that packets pass both; else ""
+    - `unread`: what could not be read, and why: "IPv6 rules": "ip6tables-save is missing"
+    - `remarks`: sentences about what these rules do not show
+    """
+
+    node: Node
+    origin: Origin
+    rules: Mapping[Family, NodeRules] = {}
+    network: NodeNetwork = NodeNetwork()
+    config: Config | None = None
+    cluster: Cluster | None = None
+    objects_title: str = ""
+    api_servers: ApiServers = frozenset()
+    quarantined: Mapping[tuple[Family, PortName], str] = {}
+    other_backend: str = ""
+    unread: Mapping[str, str] = {}
+    remarks: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def complete(self) -> bool:
+        """Whether no family of the node's addresses is unread."""
+        return not any(unread_rules(family_of(address)) in self.unread for address in self.node.addresses)
+
+
+class UnknownNode(msgspec.Struct, frozen=True):
+    """A node whose rules could not be read.
+
+    - `reason`: why, and what to do
+    - `by_design`: no fault is the cause, as its proxy uses other rules or none
+    - `mode`: that of its proxy, "ipvs", "nftables" or "kernelspace", or "" if unknown
+    - `proxy`, `pod`: as in Origin
+    """
+
+    node: Node
+    reason: str
+    by_design: bool = False
+    mode: str = ""
+    proxy: str = ""
+    pod: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+
+class Question(msgspec.Struct, frozen=True):
+    """How much of the nodes to read.
+
+    - `families`: of which rules
+    - `service`: only this Service's chains are needed; an empty filter needs all
+    - `counters`: with the counts of rules
+    - `lazily`: a chain is read when a packet reaches it
+    - `facts`: with facts about the kernel
+    - `addresses`: the addresses of the node's interfaces matter to these facts
+    - `nodes`: the names of the nodes; empty for all of the source
+    """
+
+    families: tuple[Family, ...] = tuple(Family)
+    service: ServiceFilter = ServiceFilter()
+    counters: bool = False
+    lazily: bool = False
+    facts: bool = False
+    addresses: bool = False
+    nodes: Collection[str] = ()
+
+
+class NodeSource(Protocol):
+    """Where the state of nodes comes from: this node, files, a bundle, manifests, or a cluster."""
+
+    def nodes(self, question: Question) -> Iterator[NodeState | UnknownNode]:
+        """Yield the nodes as they have been read; one that cannot be read costs only its own answer.
+
+        Raises ReadError if no node can be read.
+        """
+
+
+class ReadError(Exception):
+    """A source cannot be read at all. str() is one line: what failed, on what, and what to do."""

@@ -1,1 +1,0 @@
-"""The checks behind `pykubeproxy check`: findings from facts, each with advice."""

@@ -1,0 +1,388 @@
+"""The nodes of a cluster, read through its API server: by exec into the pods of their proxies, or into debug pods."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from pykubeproxy.inspect.node import (
+    NodeRules,
+    NodeState,
+    Origin,
+    Question,
+    ReadError,
+    UnknownNode,
+    unread_rules,
+)
+from pykubeproxy.inspect.packets.packet import NodeNetwork
+from pykubeproxy.nodes.debug_pods import DebugPods
+from pykubeproxy.nodes.proxies import ProxyPod, find_other_proxies, find_proxies
+from pykubeproxy.objects import Family, Node
+from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.rules.save_files import InvalidSave, SavedFile, SavedTables, read_saves, tables_in_use
+from pykubeproxy.rules.skeleton import NAT_SERVICES
+from pykubeproxy.sources.client import Client
+from pykubeproxy.sources.failures import Failure, Forbidden
+from pykubeproxy.sources.pods import ContainerRef, NotInImage, run_in_pod
+from pykubeproxy.wording import one_line
+
+_NO_POD = (
+    "no pod of kube-proxy or pykubeproxy on the host network; if it has other labels or is not in kube-system, use"
+    " --pod-selector LABELS or --pod-namespace NAME; if it runs without a pod, as in k3s, use --debug-image IMAGE,"
+    " or save a bundle on the node"
+)
+GRANTS = "manifests/inspect/rbac.yaml grants what is needed"
+_OTHER_MODES = {"ipvs": "IPVS", "nftables": "nftables", "kernelspace": "kernelspace"}
+_PREFIX = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
+# After so many seconds without output, iptables-save hangs; it writes large tables without pauses.
+_SILENCE = 30.0
+# iptables-nft-save prints this warning to stdout or stderr, depending on version.
+_LEGACY_TOO = "-legacy tables present"
+_IPVS = "--match-set KUBE-"
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class NodeAccess(msgspec.Struct, frozen=True):
+    """How to reach nodes: a client of the API server, and which pods to use.
+
+    - `pod_selector`, `pod_namespace`: replace the labels of proxy pods, and their namespace
+    - `debug_pods`: start a debug pod on a node without a usable proxy pod while it is read
+    - `at_once`: how many nodes are read side by side
+    """
+
+    client: Client
+    pod_selector: str = ""
+    pod_namespace: str = ""
+    debug_pods: DebugPods | None = None
+    at_once: int = 16
+
+
+class NodePods(msgspec.Struct, frozen=True):
+    """The pods of proxies by node, and the names of other programs that may serve Services there."""
+
+    proxies: Mapping[str, Sequence[ProxyPod]]
+    others: Mapping[str, str]
+
+    def proxy(self, node: Node) -> ProxyPod | None:
+        """Return the best pod of the proxy on a node: a running one if possible, None without any."""
+        return next(iter(self.proxies.get(node.name, ())), None)
+
+
+class ClusterNodes(msgspec.Struct, frozen=True):
+    """Nodes of a cluster. `advance` is called after each of them, for a progress bar."""
+
+    access: NodeAccess
+    wanted: Sequence[Node]
+    advance: Callable[[], None] = lambda: None
+
+    def nodes(self, question: Question) -> Iterator[NodeState | UnknownNode]:
+        """Yield each node when it has been read. Raises ReadError if the pods cannot be listed. See NodeSource."""
+        wanted = [node for node in self.wanted if not question.nodes or node.name in question.nodes]
+        if not wanted:
+            return
+        pods = find_node_pods(self.access, wanted)
+        for found in side_by_side(
+            lambda node: read_node(self.access, node, pods), wanted, self.access.at_once
+        ):
+            yield _only(found, question.families)
+            self.advance()
+
+
+def _only(found: NodeState | UnknownNode, families: tuple[Family, ...]) -> NodeState | UnknownNode:
+    """Return a node with the rules of these families only."""
+    if isinstance(found, UnknownNode) or set(families) >= found.rules.keys():
+        return found
+    rules = {family: node_rules for family, node_rules in found.rules.items() if family in families}
+    return msgspec.structs.replace(found, rules=rules)
+
+
+class ProxyState(msgspec.Struct, frozen=True):
+    """The proxy of one node, as `status` and `check` show it.
+
+    - `proxy`: None without a pod
+    - `read`: the outcome of reading the rules; None for our agents, which are asked instead
+    - `answer`: what the agent printed
+    - `failure`: why it did not
+    """
+
+    node: Node
+    proxy: ProxyPod | None
+    read: NodeState | UnknownNode | None = None
+    answer: bytes = b""
+    failure: str = ""
+
+    @property
+    def mode(self) -> str:
+        """The mode of the proxy: "iptables", "ipvs", "nftables" or "kernelspace"; "" if unknown."""
+        return self.read.mode if isinstance(self.read, UnknownNode) else "iptables"
+
+    @property
+    def backend(self) -> str:
+        """The backend of the rules, "nft" or "legacy", or ""."""
+        rules = self.read.rules if isinstance(self.read, NodeState) else {}
+        return next((node_rules.backend for node_rules in rules.values()), "")
+
+
+def proxy_state(access: NodeAccess, node: Node, pods: NodePods, command: str) -> ProxyState:
+    """Return the state of the proxy of a node. `command` is the one to run in pods of our agents, such as "status"."""
+    proxy = pods.proxy(node)
+    if proxy is None or not proxy.ours or not proxy.pod.runs:
+        return ProxyState(node, proxy, read_node(access, node, pods))
+    try:
+        answer = run_in_pod(access.client, proxy.target, ("pykubeproxy", command, "-o", "json"))
+    except Failure as failure:
+        return ProxyState(node, proxy, failure=str(failure))
+    if answer.output.lstrip().startswith(b"{"):
+        return ProxyState(node, proxy, answer=answer.output)
+    reason = one_line(answer.errors) or f"exit status {answer.exit_code}"
+    return ProxyState(node, proxy, failure=f"`pykubeproxy {command}` in pod {proxy.pod} failed: {reason}")
+
+
+def on_each_node(
+    access: NodeAccess,
+    function: Callable[[Node, NodePods], _Result],
+    nodes: Sequence[Node],
+    advance: Callable[[], None] = lambda: None,
+) -> Sequence[_Result]:
+    """Return what a function returns for nodes, in any order. Raises ReadError if the pods cannot be listed."""
+    pods = find_node_pods(access, nodes)
+    results = []
+    for result in side_by_side(lambda node: function(node, pods), nodes, access.at_once):
+        results.append(result)
+        advance()
+    return results
+
+
+def find_node_pods(access: NodeAccess, nodes: Sequence[Node]) -> NodePods:
+    """Return the pods of the proxies of these nodes. Raises ReadError."""
+    only = nodes[0].name if len(nodes) == 1 else ""
+    try:
+        proxies = find_proxies(
+            access.client, pod_selector=access.pod_selector, namespace=access.pod_namespace, node=only
+        )
+        without = [] if access.pod_selector else [node.name for node in nodes if node.name not in proxies]
+        return NodePods(proxies, find_other_proxies(access.client, without))
+    except Failure as failure:
+        advice = f"; {GRANTS}" if isinstance(failure, Forbidden) else ""
+        raise ReadError(f"cannot list the pods of proxies: {failure}{advice}") from None
+
+
+def read_node(access: NodeAccess, node: Node, pods: NodePods) -> NodeState | UnknownNode:
+    """Read the tables of one node; in a debug pod if its proxy has no pod that can print them."""
+    proxy = pods.proxy(node)
+    found = _read_node(access, node, proxy, pods.others.get(node.name, ""))
+    if proxy and isinstance(found, UnknownNode):
+        return msgspec.structs.replace(found, proxy=str(proxy), pod=str(proxy.pod))
+    return found
+
+
+def is_windows(node: Node) -> bool:
+    """Return whether a node runs Windows: it has no iptables, and no pods of Linux images."""
+    return node.os == "windows"
+
+
+def _read_node(access: NodeAccess, node: Node, proxy: ProxyPod | None, other: str) -> NodeState | UnknownNode:
+    if proxy and proxy.mode_flag in _OTHER_MODES:
+        return _in_other_mode(node, proxy.mode_flag, proxy)
+    if is_windows(node):
+        return UnknownNode(
+            node, "runs Windows, whose proxies write no iptables rules", True, "kernelspace" if proxy else ""
+        )
+    containers: list[AbstractContextManager[ContainerRef]] = []
+    if proxy and proxy.pod.runs:
+        containers.append(nullcontext(proxy.target))
+    if access.debug_pods:
+        containers.append(access.debug_pods.on(node.name))
+    found: NodeState | UnknownNode = _without_container(node, proxy, other)
+    for container in containers:
+        try:
+            with container as opened:
+                return _read(access.client, node, opened, proxy, other)
+        except NotInImage as failure:
+            found = UnknownNode(node, f"{failure}; use --debug-image IMAGE with an image that has it")
+        except (Failure, InvalidSave) as failure:
+            return UnknownNode(node, str(failure))
+    return found
+
+
+def _without_container(node: Node, proxy: ProxyPod | None, other: str) -> UnknownNode:
+    """Return why a node has no container that can print its tables."""
+    if proxy:
+        state = "being deleted" if proxy.pod.deleting else proxy.pod.phase
+        problem = proxy.container.problem or proxy.pod.reason
+        reason = f"pod {proxy.pod} is {state}{f' ({problem})' if problem else ''}"
+        return UnknownNode(node, f"{reason}; use --debug-image IMAGE to read the rules without it")
+    if other:
+        return UnknownNode(node, f"runs {other} and no kube-proxy", by_design=True)
+    return UnknownNode(node, _NO_POD)
+
+
+def _read(
+    client: Client, node: Node, container: ContainerRef, proxy: ProxyPod | None, other: str
+) -> NodeState | UnknownNode:
+    """Read the tables, and tell the proxy's mode by them. Raises Failure and InvalidSave."""
+    printed = _printed_tables(client, container)
+    used = tables_in_use(printed.tables)
+    if any(_runs_ipvs(table.ruleset) for table in used.tables):
+        return _in_other_mode(node, "ipvs", proxy)
+    if any(NAT_SERVICES in table.ruleset.chains for table in used.tables):
+        return NodeState(
+            node=node,
+            origin=Origin(
+                f"rules of node {node.name}", f"on node {node.name}", _title(proxy), str(container)
+            ),
+            rules={
+                table.ruleset.family: NodeRules(table.ruleset, table.counters, table.backend)
+                for table in used.tables
+            },
+            network=NodeNetwork(frozenset(node.addresses)),
+            other_backend=used.other,
+            unread={unread_rules(family): reason for family, reason in printed.unread.items()},
+            remarks=remarks(printed.unread, used.other),
+        )
+    if _has_nftables_proxy(client, container):
+        return _in_other_mode(node, "nftables", proxy)
+    if other:
+        return UnknownNode(node, f"runs {other} and has no rules of kube-proxy", by_design=True)
+    advice = f"; run `kubectl logs -n {proxy.pod.namespace} {proxy.pod.name}`" if proxy else ""
+    return UnknownNode(node, f"no service-proxy rules{advice}")
+
+
+def remarks(unread: Mapping[Family, str], other: str) -> Sequence[str]:
+    """Say what the tables do not show; `other` is the other backend, if it has service-proxy rules too."""
+    remarks = [f"{family.value} rules could not be read: {reason}" for family, reason in unread.items()]
+    if other:
+        remarks.append(f"the {other} tables have service-proxy rules too, and packets pass both")
+    return remarks
+
+
+def _in_other_mode(node: Node, mode: str, proxy: ProxyPod | None) -> UnknownNode:
+    return UnknownNode(node, f"runs {_title(proxy)} in {_OTHER_MODES[mode]} mode", True, mode)
+
+
+def _title(proxy: ProxyPod | None) -> str:
+    return str(proxy) if proxy else "a proxy without a pod"
+
+
+class _PrintedTables(NamedTuple):
+    """The tables that programs of a pod print.
+
+    - `unread`: why the tables of a family are missing
+    - `legacy_too`: iptables-nft-save warns about tables of the legacy backend
+    """
+
+    tables: tuple[SavedTables, ...]
+    unread: Mapping[Family, str]
+    legacy_too: bool = False
+
+
+def _printed_tables(client: Client, container: ContainerRef) -> _PrintedTables:
+    """Return the tables of a node: of both backends, unless one serves it and the other is empty.
+
+    Raises Failure if no family can be read, NotInImage without iptables-save, InvalidSave for other output.
+    """
+    try:
+        nft = _save(client, container, "nft-save")
+    except NotInImage:
+        # An image with one backend, which its iptables-save reads.
+        return _save(client, container, "save")
+    if any(NAT_SERVICES in table.ruleset.chains for table in nft.tables) and not nft.legacy_too:
+        return nft
+    try:
+        legacy = _save(client, container, "legacy-save")
+    except NotInImage:
+        return nft
+    return _PrintedTables((*nft.tables, *legacy.tables), {**legacy.unread, **nft.unread})
+
+
+def _runs_ipvs(ruleset: Ruleset) -> bool:
+    """Return whether the rules are those of kube-proxy's ipvs mode."""
+    return any(_IPVS in rule for rule in ruleset.chains.get(NAT_SERVICES, ()))
+
+
+def _has_nftables_proxy(client: Client, container: ContainerRef) -> bool:
+    """Return whether a node has the tables of kube-proxy's nftables mode; False if the image has no nft.
+
+    Raises Failure.
+    """
+    try:
+        tables = run_in_pod(client, container, ("nft", "list", "tables")).output
+    except NotInImage:
+        return False
+    return any(line.split()[-1:] == [b"kube-proxy"] for line in tables.splitlines())
+
+
+def _save(client: Client, container: ContainerRef, program: str) -> _PrintedTables:
+    """Run a program such as "nft-save" for both families. The kernel of a node may lack one."""
+    files: list[SavedFile] = []
+    unread: dict[Family, str] = {}
+    legacy_too = False
+    for family, prefix in _PREFIX.items():
+        name = f"{prefix}-{program}"
+        saved = run_in_pod(client, container, (name, "-c"), silence=_SILENCE)
+        if saved.exit_code:
+            reason = one_line(saved.errors) or "no message"
+            unread[family] = f"{name} exited with status {saved.exit_code}: {reason}"
+            continue
+        text = saved.output.decode(errors="surrogateescape")
+        legacy_too |= _LEGACY_TOO in text + saved.errors
+        if "\n*" in text or text.startswith("*"):
+            files.append(SavedFile(f"{name} in pod {container}", text))
+    if len(unread) == len(_PREFIX):
+        raise Failure(f"cannot read the rules in pod {container}: {next(iter(unread.values()))}")
+    return _PrintedTables(read_saves(files), unread, legacy_too)
+
+
+class _RaisedError(NamedTuple):
+    """An error of the function, to raise on the caller's thread."""
+
+    error: Exception
+
+
+def side_by_side(
+    function: Callable[[_Item], _Result], items: Sequence[_Item], at_once: int
+) -> Iterator[_Result]:
+    """Yield the result for each item in the order in which they are ready; raise what the function raises.
+
+    At most `at_once` calls run, or wait for the caller to take their results. When the caller stops, running calls are
+    abandoned: their threads do not keep the program alive.
+    """
+    todo: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+    for item in items:
+        todo.put(item)
+    done: queue.SimpleQueue[_Result | _RaisedError] = queue.SimpleQueue()
+    slots = threading.Semaphore(at_once)
+    stopped = threading.Event()
+
+    def work() -> None:
+        while True:
+            slots.acquire()
+            try:
+                item = todo.get_nowait()
+            except queue.Empty:
+                return
+            if stopped.is_set():
+                return
+            try:
+                done.put(function(item))
+            except Exception as error:
+                done.put(_RaisedError(error))
+
+    for _ in range(min(at_once, len(items))):
+        threading.Thread(target=work, daemon=True, name="node-reader").start()
+    try:
+        for _ in items:
+            result = done.get()
+            slots.release()
+            if isinstance(result, _RaisedError):
+                raise result.error
+            yield result
+    finally:
+        stopped.set()
+        for _ in range(at_once):
+            slots.release()

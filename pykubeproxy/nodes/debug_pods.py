@@ -1,0 +1,183 @@
+"""Debug pods: start pods on nodes whose proxies have no usable pod, and remove them when the tables are read."""
+
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from pykubeproxy.objects.pods import Pod
+from pykubeproxy.sources.client import Client
+from pykubeproxy.sources.failures import Failure, Forbidden, NotFound
+from pykubeproxy.sources.pods import ContainerRef, create_pod, delete_pod, get_pod
+
+NAMESPACE = "kube-system"
+"""The namespace of debug pods: its Pod Security level must be privileged, as for the network of the host."""
+_CONTAINER = "debug"
+# Seconds after which the kubelet ends a pod that nobody removed.
+_DEADLINE = 600
+_START_SECONDS = 60.0
+_POLL_SECONDS = 0.5
+# Beginnings of reasons for which a container does not start soon.
+_HOPELESS = ("ErrImage", "ImagePull", "InvalidImageName", "CreateContainer", "RunContainerError")
+_CREATE_SECONDS = 10.0  # for pods that are being created when the command ends
+# Signals that end the program: remove pods first, as after Ctrl-C.
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class DebugPods:
+    """The debug pods of one command; thread-safe. As a context manager, it removes all that are left at the end.
+
+    `warn` gets a line about each pod that cannot be removed.
+    """
+
+    def __init__(self, client: Client, image: str, warn: Callable[[str], None]) -> None:
+        self._client, self._image, self._warn = client, image, warn
+        self._changed = threading.Condition()
+        self._creating: set[str] = set()
+        self._created: set[str] = set()
+        self._closed = False
+        self._signals = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._signals.enter_context(_handling(_end, *_ENDING))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._signals, _handling(signal.SIG_IGN, signal.SIGINT, *_ENDING):
+            with self._changed:
+                self._closed = True
+                self._changed.wait_for(lambda: not self._creating, _CREATE_SECONDS)
+                left = sorted(self._creating | self._created)
+            if left:
+                with ThreadPoolExecutor(16) as threads:
+                    list(threads.map(self._remove, left))
+
+    @contextmanager
+    def on(self, node: str) -> Iterator[ContainerRef]:
+        """Run a pod on a node until the end of the context. Raises Failure."""
+        name = f"pykubeproxy-debug-{secrets.token_hex(4)}"
+        with self._changed:
+            if self._closed:
+                raise Failure("the command is ending")
+            self._creating.add(name)
+        try:
+            self._create(name, node)
+            self._wait(name, node)
+            yield ContainerRef(NAMESPACE, name, _CONTAINER)
+        finally:
+            self._remove(name)
+
+    def _create(self, name: str, node: str) -> None:
+        refused = False
+        try:
+            create_pod(self._client, NAMESPACE, manifest(name, node, self._image))
+        except Forbidden:
+            refused = True
+            raise
+        finally:
+            with self._changed:
+                self._creating.discard(name)
+                if not refused:  # after other failures, the pod may exist
+                    self._created.add(name)
+                self._changed.notify_all()
+
+    def _wait(self, name: str, node: str) -> None:
+        end = time.monotonic() + _START_SECONDS
+        while not (pod := get_pod(self._client, NAMESPACE, name)).runs:
+            problem = _problem(pod)
+            if pod.phase in ("Succeeded", "Failed") or problem.startswith(_HOPELESS):
+                raise Failure(f"debug pod with image {self._image} does not run on {node}: {problem}")
+            if time.monotonic() > end:
+                limit = f"{_START_SECONDS:.0f} s"
+                raise Failure(
+                    f"debug pod with image {self._image} is not up on {node} after {limit}: {problem}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _remove(self, name: str) -> None:
+        """Remove a pod, even if another thread is removing it: the program may end before that thread is done."""
+        with self._changed:
+            if name not in self._created | self._creating:
+                return
+        try:
+            delete_pod(self._client, NAMESPACE, name)
+        except NotFound:
+            pass
+        except Failure as failure:
+            minutes = _DEADLINE // 60
+            self._warn(
+                f"cannot remove debug pod {NAMESPACE}/{name}: {failure}; it ends by itself within {minutes} minutes"
+            )
+        with self._changed:
+            self._created.discard(name)
+            self._creating.discard(name)
+
+
+def manifest(name: str, node: str, image: str) -> dict[str, object]:
+    """Return a pod that may read the tables of a node, and nothing more. Its image needs sleep and iptables-save."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "pykubeproxy-debug"}},
+        "spec": {
+            "nodeName": node,
+            "hostNetwork": True,
+            "dnsPolicy": "Default",
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": _DEADLINE,
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [
+                {
+                    "name": _CONTAINER,
+                    "image": image,
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": ["sleep", str(_DEADLINE)],
+                    "securityContext": {
+                        "runAsUser": 0,
+                        "allowPrivilegeEscalation": False,
+                        "readOnlyRootFilesystem": True,
+                        "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]},
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                    },
+                }
+            ],
+        },
+    }
+
+
+def _problem(pod: Pod) -> str:
+    return (
+        next((container.problem for container in pod.containers if container.problem), "")
+        or pod.reason
+        or pod.phase
+    )
+
+
+def _end(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+@contextmanager
+def _handling(
+    handler: Callable[[int, Any], Any] | signal.Handlers, *signals: signal.Signals
+) -> Iterator[None]:
+    """Handle signals in a context."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

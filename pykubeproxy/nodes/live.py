@@ -1,0 +1,132 @@
+"""The node that this program runs on: the live tables of one backend."""
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from pykubeproxy import kernel
+from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS
+from pykubeproxy.inspect.node import NodeRules, NodeState, Origin, Question, ReadError, unread_rules
+from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute
+from pykubeproxy.inspect.targets import ServiceFilter
+from pykubeproxy.kernel import TABLES, Backend, Iptables, KernelError, system
+from pykubeproxy.kernel.network import routes
+from pykubeproxy.objects import Family, Node
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts
+from pykubeproxy.rules.skeleton import NAT_SERVICES
+
+_ELSEWHERE = "or read rules from a file with --rules or --bundle"
+
+
+def host_name() -> str:
+    """Return the name of this machine, spelled like a Node name."""
+    return socket.gethostname().lower()
+
+
+class LiveNode:
+    """This node. `backend` is chosen by the rules that serve it if it is "auto".
+
+    If both backends have service-proxy rules, that one is read which `writer` returns, the backend that the agent on this
+    node writes; a remark says so.
+    """
+
+    def __init__(
+        self,
+        backend: Literal["auto", "nft", "legacy"] = "auto",
+        name: str = "",
+        writer: Callable[[], str] = str,
+    ) -> None:
+        self._setting, self._name, self._writer = backend, name, writer
+        self._chosen: tuple[Backend, tuple[str, ...]] | None = None
+
+    def nodes(self, question: Question) -> Iterator[NodeState]:
+        """Yield this node. Of both families, skip one that the kernel lacks. Raises ReadError."""
+        try:
+            yield self._read(question)
+        except (kernel.NotANode, kernel.NotPermitted, kernel.Missing) as error:
+            raise ReadError(f"{error}, {_ELSEWHERE}") from None
+        except KernelError as error:
+            raise ReadError(str(error)) from None
+
+    def _read(self, question: Question) -> NodeState:
+        self._chosen = self._chosen or self._backend()
+        backend, remarks = self._chosen
+        rules: dict[Family, NodeRules] = {}
+        unread: dict[str, str] = {}
+        alone = len(question.families) == 1
+        for family in question.families:
+            if reason := kernel.unsupported_reason(backend, family) if question.facts else None:
+                if alone:
+                    raise ReadError(reason)
+                unread[unread_rules(family)] = reason
+                continue
+            try:
+                rules[family] = _rules(kernel.open_iptables(backend, family), question)
+            except KernelError as error:
+                if alone or isinstance(error, kernel.NotPermitted):
+                    raise
+                if not isinstance(error, kernel.Missing) and kernel.has_nat(backend, family):
+                    raise
+                unread[unread_rules(family)] = str(error)
+        return NodeState(
+            node=Node(self._name or host_name()),
+            origin=Origin(f"live rules ({backend.value})", f"in the {backend.value} tables of this node"),
+            rules=rules,
+            network=_network(question.families) if question.lazily else NodeNetwork(),
+            unread=unread,
+            remarks=remarks,
+        )
+
+    def _backend(self) -> tuple[Backend, tuple[str, ...]]:
+        """Return the backend to read, with a remark if both have service-proxy rules. Raises KernelError."""
+        kernel.require_linux()
+        chosen = kernel.choose_backend(self._setting, holding=NAT_SERVICES)
+        other = kernel.other_backend_with_chain(chosen, NAT_SERVICES)
+        if other is None:
+            return chosen, ()
+        written = self._writer() if self._setting == "auto" else ""
+        if written == other.value:
+            chosen, other = other, chosen
+        writer = ", which the agent writes" if written == chosen.value else ""
+        remark = (
+            f"this shows the {chosen.value} tables{writer}. The {other.value} tables have service-proxy rules too, and"
+            " packets pass both. Run `pykubeproxy check` for advice."
+        )
+        return chosen, (remark,)
+
+
+def _rules(iptables: Iptables, question: Question) -> NodeRules:
+    backend = iptables.backend.value
+    if question.facts:
+        return NodeRules(iptables.save(TABLES), backend=backend, facts=_facts(iptables, question.addresses))
+    if question.lazily:
+        return NodeRules(*kernel.live_ruleset(iptables), backend)
+    part = None
+    if question.service.name:
+        part = kernel.live_ruleset_about(iptables, _word(question.service), skeleton.SHARED, OTHER_CHAINS)
+    return NodeRules(*(part or iptables.save_counted()), backend)
+
+
+def _word(service: ServiceFilter) -> str:
+    """Return what the comments of all rules about a Service contain."""
+    return f"{service.namespace}/{service.name}"
+
+
+def _facts(iptables: Iptables, with_addresses: bool) -> KernelFacts:
+    """Return the facts with which an agent would write rules here: it would create the nfacct counters."""
+    addresses = kernel.local_addresses(iptables.family) if with_addresses else ()
+    features = kernel.probe_features(iptables)
+    return KernelFacts(
+        addresses=tuple(local.address for local in addresses),
+        random_fully=features.random_fully,
+        nfacct=features.nfacct,
+        tcp_be_liberal=system.read_setting("net/netfilter/nf_conntrack_tcp_be_liberal") == "1",
+    )
+
+
+def _network(families: tuple[Family, ...]) -> NodeNetwork:
+    addresses = frozenset(
+        address.address for family in families for address in kernel.local_addresses(family)
+    )
+    return NodeNetwork(addresses, tuple(NodeRoute(*route) for family in families for route in routes(family)))

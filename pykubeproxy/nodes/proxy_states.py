@@ -1,0 +1,182 @@
+"""What the proxies of a cluster's nodes show to `status` and `check`: ask our agents, look at others from outside."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from pykubeproxy import API_VERSION
+from pykubeproxy.inspect.check import from_outside
+from pykubeproxy.inspect.check.report import CheckedNode, CheckReport, Finding, check_report, checked_node
+from pykubeproxy.inspect.node import NodeState, UnknownNode, unread_rules
+from pykubeproxy.inspect.status import ProxyStatus, StatusReport, agent_status, status_report
+from pykubeproxy.nodes.cluster import NodeAccess, ProxyState, on_each_node, proxy_state
+from pykubeproxy.objects import Family, Node
+from pykubeproxy.sources import Client
+from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.queries import server_version
+from pykubeproxy.wording import one_line
+
+
+class _AnswerForm(msgspec.Struct, rename="camel"):
+    api_version: str = ""
+
+
+_Answer = TypeVar("_Answer", StatusReport, CheckReport)
+
+
+def cluster_status(access: NodeAccess, nodes: Sequence[Node], advance: Callable[[], None]) -> StatusReport:
+    """Return the proxies of nodes. Raises ReadError."""
+    states = on_each_node(
+        access, lambda node, pods: proxy_state(access, node, pods, "status"), nodes, advance
+    )
+    return status_report(map(_status, states), time.time())
+
+
+def _status(state: ProxyState) -> ProxyStatus:
+    answer, failure = _decoded(state.answer, StatusReport)
+    agent = answer.nodes[0].agent if answer else None
+    problem = failure or _problem(state)
+    if answer and not agent:
+        problem = "its agent says nothing about itself"
+    if not state.proxy:
+        return ProxyStatus(
+            node=state.node.name, mode=state.mode, state="no pod", problem=problem, notes=_notes(state)
+        )
+    known = agent_status(agent) if agent else None
+    container, pod = state.proxy.container, state.proxy.pod
+    return ProxyStatus(
+        node=state.node.name,
+        proxy=state.proxy.proxy,
+        version=state.proxy.version,
+        pod=str(pod),
+        phase=pod.phase,
+        ready=container.ready,
+        restarts=container.restarts,
+        running_since=container.running_since,
+        mode=state.mode,
+        backend=known.backend if known else state.backend,
+        state=known.state if known else _word(state),
+        problem=known.problem if known else problem,
+        notes=_notes(state),
+        agent=agent,
+    )
+
+
+def _word(state: ProxyState) -> str:
+    """Return the state of the pod in a word or two."""
+    if not state.proxy:
+        return "no pod"
+    if not state.proxy.pod.runs:
+        return "deleting" if state.proxy.pod.deleting else state.proxy.pod.phase.lower()
+    return "ready" if state.proxy.container.ready else "not ready"
+
+
+def _problem(state: ProxyState) -> str:
+    """Return what the pod and the rules show to be wrong; "" for nothing."""
+    if state.failure:
+        return state.failure
+    if isinstance(state.read, UnknownNode):
+        return "" if state.read.by_design else state.read.reason
+    if state.proxy and not state.proxy.container.ready:
+        problem = state.proxy.container.problem
+        return f"pod {state.proxy.pod} is not ready{f': {problem}' if problem else ''}"
+    if state.read and state.read.other_backend:
+        return f"the {state.read.other_backend} tables have service-proxy rules too, and packets pass both"
+    return ""
+
+
+def _notes(state: ProxyState) -> tuple[str, ...]:
+    """Return harmless reasons why rules were not read."""
+    match state.read:
+        case UnknownNode(by_design=True, mode="", reason=reason):
+            return (f"It {reason}.",)
+        case NodeState(unread=unread):
+            return tuple(f"{what} could not be read: {reason}" for what, reason in unread.items())
+    return ()
+
+
+def check_cluster(
+    access: NodeAccess, nodes: Sequence[Node], advance: Callable[[], None]
+) -> tuple[CheckReport, bool]:
+    """Return the findings about nodes, and whether a node could not be read. Raises ReadError."""
+    states = on_each_node(access, lambda node, pods: proxy_state(access, node, pods, "check"), nodes, advance)
+    version = _server_version(access.client)
+    answered = [_with_findings(state) for state in states]
+    report = check_report(_checked(*answer, version) for answer in answered)
+    return report, any(_is_unread(state) for state, _ in answered)
+
+
+def _with_findings(state: ProxyState) -> tuple[ProxyState, tuple[Finding, ...]]:
+    """Return a state with the findings of its agent, if it gave any."""
+    answer, failure = _decoded(state.answer, CheckReport)
+    if failure:
+        return msgspec.structs.replace(state, answer=b"", failure=failure), ()
+    return state, tuple(answer.nodes[0].checks) if answer else ()
+
+
+def _is_unread(state: ProxyState) -> bool:
+    unread = isinstance(state.read, UnknownNode) and not state.read.by_design
+    return unread or bool(state.failure)
+
+
+def _server_version(client: Client) -> str:
+    """Return the version of the API server, "" if it does not tell."""
+    try:
+        return server_version(client)
+    except Failure:
+        return ""
+
+
+def _checked(state: ProxyState, findings: tuple[Finding, ...], server: str) -> CheckedNode:
+    """Return the checks of a node: the findings of its agent, or those from outside."""
+    proxy = state.proxy
+    return checked_node(
+        state.node.name,
+        findings or tuple(_findings(state, server)),
+        proxy=str(proxy) if proxy else "",
+        pod=str(proxy.pod) if proxy else "",
+        backend=state.backend,
+    )
+
+
+def _findings(state: ProxyState, server: str) -> Iterator[Finding]:
+    proxy, read = state.proxy, state.read
+    if proxy:
+        yield from_outside.pod(
+            str(proxy),
+            str(proxy.pod),
+            phase="being deleted" if proxy.pod.deleting else proxy.pod.phase,
+            ready=proxy.container.ready,
+            restarts=proxy.container.restarts,
+            problem=proxy.container.problem or proxy.pod.reason,
+        )
+        if not proxy.ours:
+            yield from_outside.version(proxy.version, server)
+    match read:
+        case NodeState():
+            rulesets = [node_rules.ruleset for node_rules in read.rules.values()]
+            yield from from_outside.tables(rulesets, state.backend, read.other_backend)
+            for family in Family:
+                if reason := read.unread.get(unread_rules(family)):
+                    yield from_outside.unread(reason, family)
+        case UnknownNode(by_design=True):
+            yield from_outside.other_mode(read.reason)
+        case UnknownNode():
+            yield from_outside.unread(read.reason) if proxy else from_outside.no_pod(read.reason)
+    if state.failure:
+        yield from_outside.unread(state.failure)
+
+
+def _decoded(answer: bytes, kind: type[_Answer]) -> tuple[_Answer | None, str]:
+    """Return the report that an agent printed, None without one, and why it cannot be read, or ""."""
+    try:
+        found = msgspec.json.decode(answer, type=kind) if answer else None
+        if found and not found.nodes:
+            raise ValueError("its report has no node")
+        if found and (version := msgspec.json.decode(answer, type=_AnswerForm).api_version) != API_VERSION:
+            raise ValueError(f"its API version is {version}, not {API_VERSION}")
+    except (ValueError, RecursionError) as error:
+        return None, f"its agent is of another version: {one_line(str(error))}"
+    return found, ""

@@ -1,0 +1,1 @@
+"""What commands answer: typed values, and their forms as JSON, YAML, names and text."""

@@ -1,0 +1,154 @@
+"""A cluster, and tables of one family in memory that follow it: the world of the tests of syncs."""
+
+from collections.abc import Callable
+
+from pykubeproxy.agent.report import SyncReport
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.work import Changes, Losses, Turn
+from pykubeproxy.agent.write import SyncFailed
+from pykubeproxy.config import load
+from pykubeproxy.kernel import Backend, Failed, KernelError
+from pykubeproxy.objects import Event, Family, Key
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.services.cluster import Cluster
+from tests.fakes.drift import scope
+from tests.fakes.iptables import FakeIptables
+from tests.strategies import NODE
+
+_ALL = 1_000_000
+
+
+def flags_context(**flags: str) -> RuleContext:
+    """Return the context of rules for these flags, on a kernel without nfacct."""
+    named = {name.replace("_", "-"): value for name, value in flags.items()}
+    return rule_context(load(None, named).config, NODE, None, KernelFacts(nfacct=False), Family.IPV4)
+
+
+class SyncedFamily:
+    """A cluster and the tables of one family.
+
+    `sync`, `lose` and `turn` raise what the agent raises. `round` and the functions after it go on, as the loop does.
+    Writes fail after `blocks` blocks, and at a block with the chain `broken`; `after_block` is called after each other.
+    """
+
+    def __init__(
+        self,
+        *events: Event,
+        context: RuleContext | None = None,
+        backend: Backend = Backend.NFT,
+        chains_per_block: int | None = _ALL,
+        after_block: Callable[[FakeIptables], None] = lambda _: None,
+    ) -> None:
+        self.context = context or flags_context()
+        self.cluster = Cluster()
+        self.live = FakeIptables(backend)
+        self.live.counters.update(skeleton.NFACCT_NAMES)
+        self.blocks, self.broken = _ALL, ""
+        self._chains_per_block = chains_per_block
+        if chains_per_block == _ALL:
+            self._chains_per_block = 200 if backend is Backend.NFT else None
+        self._after_block = after_block
+        self._changed: set[Key] = set()
+        self._restore = self.live.restore
+        self.restart()
+        self.apply(*events)
+
+    def restart(self) -> None:
+        """Begin with an agent that knows nothing about the tables."""
+        self.broken = ""
+        self.tables = FamilyTables(self.live, self._chains_per_block)
+
+    def apply(self, *events: Event) -> None:
+        """Change the cluster; the next sync follows."""
+        self._changed |= {key for event in events for key in self.cluster.apply(event)}
+
+    def sync(self, *events: Event, context: RuleContext | None = None) -> SyncReport:
+        """Sync what has changed, after these events."""
+        self.apply(*events)
+        changed, self._changed = self._changed, set()
+        return self.tables.sync(self.cluster, Changes(changed), context or self.context)
+
+    def sync_and_retry(self, *events: Event) -> SyncReport:
+        """Sync, then retry the changed ports that were quarantined; sync again if some are accepted."""
+        self.apply(*events)
+        due = [it.port_name for it in self.tables.quarantined() if it.port_name.service_key in self._changed]
+        report = self.sync()
+        return self.sync() if self.tables.retry_quarantined(self.cluster, due).accepted else report
+
+    def turn(self) -> SyncReport:
+        return self.tables.sync(self.cluster, Turn(), self.context)
+
+    def lose(self) -> SyncReport:
+        return self.tables.sync(self.cluster, Losses(), self.context)
+
+    def round(self, *events: Event) -> None:
+        """Sync what has changed, then losses."""
+        self._attempt(lambda: self.sync(*events))
+        self.lose_if_due()
+
+    def lose_if_due(self) -> None:
+        if self.tables.work.has_losses:
+            self._attempt(self.lose)
+
+    def turn_if_due(self) -> None:
+        if self.tables.work.turns:
+            self._attempt(self.turn)
+
+    def retry(self) -> None:
+        """Retry all rejected ports."""
+        if ports := tuple(self.tables.quarantine.rejected()):
+            self._attempt(lambda: self.tables.retry_quarantined(self.cluster, ports))
+
+    def repair(self) -> None:
+        """Check for drift, and sync."""
+        self._attempt(lambda: self.tables.note_drift(scope()))
+        self.round()
+
+    def settle(self, turns: int = 40) -> None:
+        """Sync, and take turns until nothing waits."""
+        self.round()
+        for _ in range(turns):
+            self.lose_if_due()
+            self.turn_if_due()
+        assert not self.tables.work.turns
+
+    def fail_after(self, blocks: int, work: Callable[["SyncedFamily"], object]) -> None:
+        """Let some work fail after some blocks."""
+        self.blocks = blocks
+        work(self)
+        self.blocks = _ALL
+
+    def write_block_by_block(self) -> None:
+        """Apply each block on its own from now on, so that `blocks`, `broken` and `after_block` take effect."""
+        self.live.restore = self._write  # type: ignore[method-assign]
+
+    def fresh(self) -> "SyncedFamily":
+        """Return what a first agent makes of the same cluster, with as few blocks as possible; sync it."""
+        made = SyncedFamily(context=self.context, backend=self.live.backend, chains_per_block=None)
+        made.cluster = self.cluster
+        return made
+
+    def chains(self) -> dict[ChainKey, tuple[str, ...]]:
+        return dict(self.live.save().chains)
+
+    def targets(self) -> set[str]:
+        """Return the endpoints that rules lead to."""
+        rules = (rule for chain in self.chains().values() for rule in chain)
+        return {rule.rpartition(" ")[2] for rule in rules if "-j DNAT" in rule}
+
+    def _attempt(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except (KernelError, SyncFailed):
+            self.tables.work.distrust()
+
+    def _write(self, text: str) -> None:
+        for block in filter(None, text.split("COMMIT\n")):
+            written = f":{self.broken} " in block and f"-X {self.broken}\n" not in block
+            if not self.blocks or (self.broken and written):
+                raise Failed("iptables-restore", 1, "out of memory")
+            self.blocks -= 1
+            self._restore(f"{block}COMMIT\n")
+            self._after_block(self.live)

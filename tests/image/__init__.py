@@ -1,1 +1,0 @@
-"""Build and test the container image with podman: python -m tests.image."""

@@ -1,0 +1,291 @@
+"""The scripts of tests, manifests and vagrant, with fake tools."""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import pykubeproxy
+from pykubeproxy.config import load
+from tests.unit.manifests.overlays import MANIFESTS
+
+SCRIPT = Path(__file__).parents[1] / "setup/packages.sh"
+
+
+def installed(folder: Path, missing: str, *commands: str) -> list[str]:
+    """Run the script where Debian's package `missing` is missing. Return the names of the packages it installs."""
+    fakes = {
+        "dpkg-query": f'[ "$4" = {missing} ] || printf installed',
+        "sudo": 'exec "$@"',
+        "apt-get": f'[ "$1" = update ] || echo "$@" >{folder}/log',
+        **dict.fromkeys(commands, "true"),
+    }
+    for name, body in fakes.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    for name in ("bash", "id", "sh"):
+        (folder / name).symlink_to(f"/bin/{name}" if name != "id" else "/usr/bin/id")
+    subprocess.run(["/bin/bash", SCRIPT], env={**os.environ, "PATH": str(folder)}, check=True)
+    log = folder / "log"
+    words = log.read_text().split() if log.exists() else []
+    return [word for word in words[words.index("install") + 1 :] if not word.startswith("-")] if words else []
+
+
+@pytest.mark.parametrize("missing", ["podman", "nftables"])
+def test_missing_packages_are_installed(tmp_path: Path, missing: str) -> None:
+    assert installed(tmp_path, missing, "runc") == [missing]
+
+
+def test_runc_of_docker_stays(tmp_path: Path) -> None:
+    """Debian's runc conflicts with Docker's containerd.io, which has a runc of its own."""
+    assert installed(tmp_path, "runc", "runc") == []
+
+
+def test_runc_is_installed_without_docker(tmp_path: Path) -> None:
+    assert installed(tmp_path, "runc") == ["runc"]
+
+
+PROJECT = Path(__file__).parents[2]
+VAGRANT = PROJECT / "vagrant"
+SCRIPTS = ("tools.sh", "cluster.sh", "fetch.sh")
+# Every fake tool logs its arguments; kind has a cluster if the file kind-cluster exists.
+TOOL = '#!/bin/sh\necho "$(basename "$0") $*" >>"{notes}"\n{more}\n'
+MORE = {"kind": '[ "$1 $2" != "get clusters" ] || [ ! -f "{folder}/kind-cluster" ] || echo kind'}
+
+Bring = Callable[..., list[str]]
+
+
+@pytest.fixture
+def bring_up(tmp_path: Path) -> Bring:
+    """Return a function that runs cluster.sh and returns the commands it ran."""
+    tools, notes = tmp_path / "bin", tmp_path / "notes"
+    tools.mkdir()
+    for name in ("docker", "kind", "kubectl", "curl", "python3"):
+        tool = tools / name
+        tool.write_text(TOOL.format(notes=notes, more=MORE.get(name, "").format(folder=tmp_path)))
+        tool.chmod(0o755)
+    downloads = tmp_path / "cache/pykubeproxy"
+    downloads.mkdir(parents=True)
+
+    def run(status: int = 0, cluster: bool = False, manifest: bool = True) -> list[str]:
+        if cluster:
+            (tmp_path / "kind-cluster").touch()
+        if manifest:
+            (downloads / f"ingress-nginx-{versions()['INGRESS_NGINX_VERSION']}.yaml").touch()
+        environment = {
+            **os.environ,
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        }
+        done = subprocess.run([VAGRANT / "cluster.sh"], env=environment, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        return notes.read_text().splitlines()
+
+    return run
+
+
+def versions() -> dict[str, str]:
+    lines = (VAGRANT / "versions.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def test_creates_a_cluster(bring_up: Bring) -> None:
+    """The script builds and loads the image, applies the overlay and runs the smoke test, in this order."""
+    ran = bring_up()
+    image = f"localhost/pykubeproxy:{pykubeproxy.__version__}"
+    cluster = "--config manifests/overlays/kind/cluster.yaml"
+    steps = [
+        f"docker build --tag {image} .",
+        f"kind create cluster --name kind {cluster}",
+        f"kind load docker-image --name kind {image}",
+        "kubectl --context kind-kind apply -k manifests/overlays/kind",
+        "kubectl --context kind-kind -n kube-system rollout status daemonset/pykubeproxy --timeout=180s",
+        "python3 -m vagrant.smoke --context kind-kind",
+    ]
+    places = [ran.index(step) for step in steps]
+    assert places == sorted(places)
+    assert ran[-1] == steps[-1]
+    assert not [line for line in ran if line.startswith("kubectl ") and "--context kind-kind" not in line]
+
+
+def test_reuses_an_existing_cluster(bring_up: Bring) -> None:
+    """The script does not create the cluster again."""
+    assert not [line for line in bring_up(cluster=True) if line.startswith("kind create")]
+
+
+def test_refuses_a_manifest_with_another_hash(bring_up: Bring) -> None:
+    """The fake curl downloads nothing, so the hash does not match."""
+    ran = bring_up(status=1, manifest=False)
+    assert ran[-1].startswith("curl ")
+
+
+def test_api_server_name_matches_the_cluster() -> None:
+    """The overlay uses the container name of the created cluster's control plane."""
+    lines = (PROJECT / "manifests/overlays/kind/api-server.env").read_text().splitlines()
+    (name,) = re.findall(r"^cluster=(\w+)$", (VAGRANT / "cluster.sh").read_text(), re.MULTILINE)
+    assert f"KUBERNETES_SERVICE_HOST={name}-control-plane" in lines
+
+
+def test_versions_agree() -> None:
+    """The node image has kubectl's version; every download has a hash for each architecture."""
+    pinned = versions()
+    cluster = yaml.safe_load((PROJECT / "manifests/overlays/kind/cluster.yaml").read_text())
+    for node in cluster["nodes"]:
+        assert re.fullmatch(rf"kindest/node:{pinned['KUBECTL_VERSION']}@sha256:[0-9a-f]{{64}}", node["image"])
+    hashes = {name: value for name, value in pinned.items() if "_SHA256" in name}
+    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in hashes.values())
+    assert {
+        f"{tool}_SHA256_{of}" for tool in ("KIND", "KUBECTL") for of in ("amd64", "arm64")
+    } < hashes.keys()
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+@pytest.mark.parametrize("good", [True, False])
+def test_keeps_a_download_only_if_its_hash_matches(tmp_path: Path, good: bool) -> None:
+    """A file with another hash is deleted."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("contents")
+    wanted = hashlib.sha256(b"contents" if good else b"other").hexdigest()
+    done = subprocess.run(
+        ["bash", "-euc", f'. "{VAGRANT}/fetch.sh"; fetch "file://{source}" "{target}" {wanted}; echo on'],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode == 0, done.stdout == "on\n", target.exists()) == (good, good, good)
+    assert [item.name for item in tmp_path.iterdir() if item.name.startswith("target.")] == []
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
+def test_shellcheck() -> None:
+    """shellcheck accepts all scripts."""
+    subprocess.run(["shellcheck", *SCRIPTS], cwd=VAGRANT, check=True)
+
+
+@pytest.mark.skipif(not shutil.which("ruby"), reason="ruby is not installed")
+def test_vagrantfile_is_valid_ruby() -> None:
+    """Ruby parses the file; `vagrant validate` checks more."""
+    subprocess.run(["ruby", "-c", "Vagrantfile"], cwd=VAGRANT, check=True, capture_output=True)
+
+
+@pytest.mark.skipif(not shutil.which("vagrant"), reason="vagrant is not installed")
+def test_vagrant_validate() -> None:
+    """vagrant accepts the file; the providers need not be installed."""
+    subprocess.run(["vagrant", "validate", "--ignore-provider"], cwd=VAGRANT, check=True, capture_output=True)
+
+
+def test_both_providers_are_configured() -> None:
+    """The provisioning scripts exist and are executable."""
+    text = (VAGRANT / "Vagrantfile").read_text()
+    for provider in ("libvirt", "virtualbox"):
+        assert f'config.vm.provider "{provider}"' in text
+    for path in re.findall(r'path: "(\S+)"', text):
+        assert os.access(VAGRANT / path, os.X_OK)
+    for path in re.findall(r"/project/(vagrant/\S+\.sh)", text):
+        assert os.access(PROJECT / path, os.X_OK)
+
+
+FOLDER = MANIFESTS / "overlays/default"
+# The format that kubeadm writes.
+CONFIG = """apiVersion: kubeproxy.config.k8s.io/v1alpha1
+bindAddress: 0.0.0.0
+bindAddressHardFail: false
+clientConnection:
+  acceptContentTypes: ""
+  burst: 0
+  contentType: ""
+  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
+  qps: 0
+clusterCIDR: 10.244.0.0/16
+conntrack:
+  maxPerCore: null
+kind: KubeProxyConfiguration
+mode: ""
+oomScoreAdj: null
+"""
+KUBECONFIG = """apiVersion: v1
+kind: Config
+clusters:
+- cluster:
+    certificate-authority: /var/run/secrets/kubernetes.io/serviceaccount/ca.crt
+    server: {server}
+  name: default
+"""
+
+
+def filled_in(folder: Path, config: str, server: str) -> subprocess.CompletedProcess[str]:
+    """Run the script beside copies of the two files, with a fake kubectl that has one ConfigMap."""
+    for name in ("from-kube-proxy.sh", "config.conf", "api-server.env"):
+        shutil.copy(FOLDER / name, folder)
+    (folder / "config").write_text(config)
+    (folder / "kubeconfig").write_text(KUBECONFIG.format(server=server))
+    kubectl = folder / "kubectl"
+    kubectl.write_text(
+        '#!/bin/sh\ncase "$*" in\n'
+        f"'-n kube-system get configmap kube-proxy -o go-template='*kubeconfig.conf*) exec cat {folder}/kubeconfig;;\n"
+        f"'-n kube-system get configmap kube-proxy -o go-template='*config.conf*) exec cat {folder}/config;;\n"
+        "*) exit 9;;\nesac\n"
+    )
+    kubectl.chmod(0o755)
+    return subprocess.run(
+        [folder / "from-kube-proxy.sh"],
+        env={**os.environ, "KUBECTL": str(kubectl)},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("server", "host", "port"),
+    [
+        ("https://10.0.0.10:6443", "10.0.0.10", "6443"),
+        ("https://k8s.example.org", "k8s.example.org", "443"),
+        ("https://[fd00::10]:6443", "fd00::10", "6443"),
+        ('"https://10.0.0.10:6443"', "10.0.0.10", "6443"),
+    ],
+)
+def test_copies_settings_and_address(tmp_path: Path, server: str, host: str, port: str) -> None:
+    """The settings stay, except that the agent uses the service account and the kubelet's oomScoreAdj."""
+    done = filled_in(tmp_path, CONFIG, server)
+    assert done.returncode == 0, done.stderr
+    loaded = load((tmp_path / "config.conf").read_bytes(), {})
+    assert loaded.warnings == ()
+    assert loaded.config.detect_local.cluster_cidrs == ("10.244.0.0/16",)
+    assert loaded.config.client.kubeconfig == ""
+    assert loaded.config.oom_score_adj == -997
+    lines = (tmp_path / "api-server.env").read_text().splitlines()
+    assert lines[1:] == [f"KUBERNETES_SERVICE_HOST={host}", f"KUBERNETES_SERVICE_PORT={port}"]
+
+
+@pytest.mark.parametrize(
+    ("address", "warns"),
+    [
+        ('""', False),
+        ("0.0.0.0:10256", False),
+        ('"[::]:10256"', False),
+        ("127.0.0.1:10256", False),
+        ("192.0.2.1", False),
+        ('"fd00::1"', False),
+        ('"[fd00::1]:10257"', True),
+        ("0.0.0.0:9999", True),
+    ],
+)
+def test_warns_of_ports_that_probes_cannot_reach(tmp_path: Path, address: str, warns: bool) -> None:
+    """kubeadm's kube-proxy has no probes; pykubeproxy's pods would restart forever."""
+    done = filled_in(tmp_path, f"{CONFIG}healthzBindAddress: {address}\n", "https://10.0.0.10:6443")
+    assert done.returncode == 0
+    assert ("warning: healthzBindAddress" in done.stderr) is warns
+
+
+def test_refuses_other_config_maps(tmp_path: Path) -> None:
+    """The script writes nothing and says what to do."""
+    before = (FOLDER / "config.conf").read_text()
+    done = filled_in(tmp_path, "not a configuration", "https://10.0.0.10:6443")
+    assert done.returncode == 1
+    assert "edit config.conf and api-server.env by hand" in done.stderr
+    assert (tmp_path / "config.conf").read_text() == before

@@ -1,0 +1,112 @@
+"""Versions, lock files, changelog and the tools of pre-commit agree."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import pykubeproxy
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# The requirements of each lock file.
+LOCKS = {
+    "requirements.txt": [
+        *PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"]["node"],
+    ],
+    "requirements-build.txt": [*PROJECT["build-system"]["requires"], *PROJECT["dependency-groups"]["build"]],
+}
+# The version may have an environment marker.
+LOCKED = re.compile(
+    r"(?P<name>[\w.-]+)==(?P<version>\S+)( ; [^\\]+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n"
+)
+
+
+def locked(file: str) -> dict[str, str]:
+    """Return the versions of a lock file by name; fail on lines of another format."""
+    text = (ROOT / file).read_text()
+    found = list(LOCKED.finditer(text))
+    assert "".join(item[0] for item in found) == text, f"{file} has not the format of `make lock`"
+    return {canonicalize_name(item["name"]): item["version"] for item in found}
+
+
+@pytest.mark.parametrize("file", LOCKS)
+def test_every_line_has_a_hash(file: str) -> None:
+    """The file has no duplicates and no registry URLs."""
+    text = (ROOT / file).read_text()
+    assert len(locked(file)) == len(LOCKED.findall(text)) > 0
+    assert "://" not in text
+
+
+@pytest.mark.parametrize("file", LOCKS)
+def test_versions_are_in_range(file: str) -> None:
+    """Each requirement of pyproject.toml is locked in an allowed version."""
+    versions = locked(file)
+    for text in LOCKS[file]:
+        requirement = Requirement(text)
+        version = versions.get(canonicalize_name(requirement.name))
+        assert version, f"{requirement.name} is missing in {file}: run `make lock`"
+        assert requirement.specifier.contains(version), (
+            f"{file} has {requirement.name} {version}: run `make lock`"
+        )
+
+
+def test_image_has_no_development_tools() -> None:
+    """requirements.txt has no development tools."""
+    tools = {
+        "pytest",
+        "hypothesis",
+        "mypy",
+        "ruff",
+        "mkdocs",
+        "mkdocs-material",
+        "hatchling",
+        "matplotlib",
+        "pip",
+    }
+    assert not tools & locked("requirements.txt").keys()
+
+
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
+SECTIONS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+
+
+def test_manifests_use_this_version() -> None:
+    """The image tag is the version of the package."""
+    content = yaml.safe_load((ROOT / "manifests" / "base" / "kustomization.yaml").read_text())
+    assert [image["newTag"] for image in content["images"]] == [pykubeproxy.__version__]
+
+
+def test_changelog_format() -> None:
+    """Versions are sorted, newest first, with dates and only known sections."""
+    first, *others = re.findall(r"^## (.*)$", CHANGELOG, re.MULTILINE)
+    assert first == "[Unreleased]"
+    found = [re.fullmatch(r"\[(\d+)\.(\d+)\.(\d+)\] - (\d{4}-\d\d-\d\d)", other) for other in others]
+    assert all(found), others
+    versions = [(tuple(map(int, item.groups()[:3])), item[4]) for item in found if item]
+    assert versions == sorted(versions, reverse=True)
+    for part in re.split(r"^## ", CHANGELOG, flags=re.MULTILINE)[1:]:
+        sections = re.findall(r"^### (.*)$", part, re.MULTILINE)
+        assert sections == [name for name in SECTIONS if name in sections], "each once, in this order"
+
+
+def test_every_entry_is_a_sentence() -> None:
+    """Every entry ends with a period."""
+    for entry in re.findall(r"^- (.*(?:\n  .*)*)", CHANGELOG, re.MULTILINE):
+        assert entry.endswith("."), entry
+
+
+def test_hooks_are_make_lint() -> None:
+    """The commands are the same, and no hook downloads anything."""
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repository["repo"] == "local"
+    assert {hook["language"] for hook in repository["hooks"]} == {"system"}
+    (recipe,) = re.findall(r"^lint: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    commands = [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe.splitlines()]
+    entries = [hook["entry"] for hook in repository["hooks"]]
+    assert entries == [command.rpartition("xargs ")[2] for command in commands]

@@ -1,0 +1,102 @@
+"""Short runs of the hand-over test, the soak test and the benchmark."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyroute2 import netns
+
+from pykubeproxy.kernel import Backend
+from pykubeproxy.objects import Family
+from tests.handover import handovers
+from tests.handover.handovers import HandOver, KubeProxy, StandIn
+from tests.handover.node import Node
+from tests.handover.proof import Plan, prove
+from tests.soak.soak import new_seed, soak
+
+pytestmark = pytest.mark.root
+
+RATE = 500.0
+
+
+def plan(backend: Backend, captures: Path, *chosen: HandOver) -> Plan:
+    """Return a plan for one round of these hand-overs."""
+    return Plan(backend, random.randrange(1 << 32), 0, RATE, chosen, StandIn(), captures)
+
+
+def test_no_connection_fails_over_any_handover(tmp_path: Path) -> None:
+    """Through cluster IPs, node ports, external and load-balancer addresses, in both families, while endpoints change.
+
+    One of the hand-overs, which come in random order, changes the backend.
+    """
+    seen = prove(plan(random.choice([*Backend]), tmp_path, *handovers.ALL))
+    assert not seen.failures
+    assert len([name for name in seen.counts if not name.startswith(("held ", "slow "))]) == 26
+    assert min(count for name, count in seen.counts.items() if not name.startswith("slow ")) > 50
+
+
+def test_the_first_failed_connection_is_captured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own packets are printed and written to a file, whatever its protocol."""
+
+    def lose_rules(node: Node, _: KubeProxy, __: random.Random) -> None:
+        node.agent.stop()
+        node.tables(Family.IPV4).restore("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")
+        node.lab.until(lambda: bool([*tmp_path.glob("*.pcap")]), "there is a capture")
+
+    seen = prove(plan(Backend.NFT, tmp_path, lose_rules))
+    assert seen.failures
+    printed = capsys.readouterr().out.splitlines()
+    (noticed,) = (line for line in printed if line.startswith("first late or failed connection"))
+    assert "during lose_rules" in noticed
+    ends = noticed.rpartition(", ")[2]
+    (captured,) = tmp_path.iterdir()
+    assert len(captured.read_bytes()) > 100
+    assert [line for line in printed if line != noticed and f" {ends} " in line]
+
+
+SECONDS = 6.0
+
+
+@pytest.mark.parametrize("backend", ["nft", "legacy"])
+def test_soak(backend: str) -> None:
+    """No connection fails because of the agent, the rules equal a fresh start's, and memory does not grow."""
+    assert soak(backend, new_seed(), SECONDS) == []
+
+
+def bench(out: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """Return the JSON report and the standard output of a run. Check that no namespace is left."""
+    command = [sys.executable, "-m", "tests.bench", "--quick", "--out", str(out), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            printed, errors = process.communicate(timeout=150)
+        finally:
+            process.kill()
+    assert process.returncode == 0, errors
+    assert not [name for name in netns.listnetns() if f"bench{process.pid}-" in name]
+    return json.loads((out / "bench.json").read_bytes()), printed
+
+
+def test_the_benchmark_measures_everything(tmp_path: Path) -> None:
+    """Each row has plausible figures in the table and in the JSON."""
+    report, table = bench(tmp_path, "--backend", "nft", "--sizes", "0x1,4x2", "--services", "4")
+    assert report["notes"] == []
+    measured = {figure["name"]: figure for figure in report["figures"] if figure["program"] == "pykubeproxy"}
+    assert len(measured) == 26
+    for name, figure in measured.items():
+        assert figure["backend"] == "nft"
+        assert all(run > 0 for run in figure["runs"]) or name.startswith("CPU"), name
+        assert f"{name}, " in table
+    assert 0.001 < measured["start"]["value"] < 60
+    assert 20 < measured["memory"]["value"] <= measured["memory, peak"]["value"] < 500
+    alone = {figure["name"] for figure in report["figures"] if figure["program"] == "alone"}
+    assert alone >= {"start", "one endpoint changed", "repair, all serve", "check", "run --help"}
+    assert 1 < measured["without rules, p50"]["value"] <= measured["without rules, p99"]["value"]
+    (memory,) = [it for it in report["targets"] if it["name"] == "memory"]
+    assert (memory["target"], memory["size"]) == ("≤ 45 MB", "0x1")
+    assert memory["ratio"] > 0
+    assert memory["reached"] == (memory["ratio"] <= 1)
+    assert {it["variant"] for it in report["figures"]} == {"", "flat", "tree", "kubeconfig"}

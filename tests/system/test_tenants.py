@@ -1,0 +1,300 @@
+"""One tenant writes huge, many or costly objects: the changes of another tenant arrive as usual."""
+
+import itertools
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pykubeproxy.lab.apiserver import SERVICES
+from tests.fakes import process
+from tests.fakes.cluster import service, slice_of
+from tests.fakes.follower import eventually
+from tests.fakes.http_client import fetch
+from tests.fakes.process import HEALTH, METRICS, answers
+from tests.fakes.victim import Victim, victim
+from tests.hostile import nested_addresses
+
+pytestmark = pytest.mark.root
+
+# Ports and endpoints, each pair of which needs a list of clients: as many as a namespace may have.
+SHARE = (5, 100)
+
+
+def sticky(made: Victim, namespace: str, address: str, size: tuple[int, int]) -> dict[str, Any]:
+    """Create a Service with session affinity, this many ports and endpoints, and return it."""
+    ports, endpoints = size
+    numbers = range(1000, 1000 + ports)
+    listed = [{"name": f"p{number}", "port": number, "protocol": "TCP"} for number in numbers]
+    made_slice = {**slice_of("sticky", *(f"10.7.0.{n + 1}" for n in range(endpoints))), "ports": listed}
+    item = service("sticky", clusterIP=address, ports=listed, sessionAffinity="ClientIP")
+    _, created = (
+        made.api.store.create({**it, "metadata": {**it["metadata"], "namespace": namespace}})
+        for it in (made_slice, item)
+    )
+    return created
+
+
+@pytest.mark.parametrize(("backend", "size"), [("nft", (400, 120)), ("legacy", (100, 100))])
+def test_affinity_of_a_huge_service_delays_nobody(
+    backend: str, size: tuple[int, int], tmp_path: Path
+) -> None:
+    """It is served without, while three other namespaces keep as many lists as they may have."""
+    with victim(backend, tmp_path) as made:
+        allowed = made.allowed()
+        for number in range(3):
+            sticky(made, f"tenant{number}", f"10.96.7.{number + 1}", SHARE)
+        huge = sticky(made, "attacker", "10.96.8.1", size)
+        eventually(lambda: "session affinity not kept" in made.log.read_text(), 60)
+        count = itertools.count()
+
+        def act() -> None:
+            nonlocal huge
+            kind = ("None", "ClientIP")[next(count) % 2]
+            huge = made.api.store.replace({**huge, "spec": {**huge["spec"], "sessionAffinity": kind}})
+
+        assert made.median_while(act) <= allowed
+        assert sum(1 for _ in Path("/proc/thread-self/net/xt_recent").iterdir()) == 3 * SHARE[0] * SHARE[1]
+        assert "service=tenant" not in made.log.read_text()
+
+
+# The sizes of a Service, in ports and endpoints: one above maxServicePairs, and one below.
+OVERSIZED, LARGE = (5000, 20), (400, 20)
+
+
+def huge(made: Victim, name: str, address: str, size: tuple[int, int]) -> Callable[[], None]:
+    """Create a Service with many ports and endpoints; return a function that changes one endpoint."""
+    ports, endpoints = size
+    numbers = range(1000, 1000 + ports)
+    listed = [{"name": f"p{number}", "port": number, "protocol": "TCP"} for number in numbers]
+    made.api.store.create(service(name, clusterIP=address, ports=listed))
+    made_slice = made.api.store.create({**slice_of(name, *_addresses(endpoints)), "ports": listed})
+    count = itertools.count()
+
+    def act() -> None:
+        nonlocal made_slice
+        endpoint = {"addresses": [f"10.7.{next(count) % 250}.9"], "conditions": {"ready": True}}
+        changed = [*made_slice["endpoints"][1:], endpoint]
+        made_slice = made.api.store.replace(made_slice | {"endpoints": changed})
+
+    return act
+
+
+def _addresses(number: int) -> list[str]:
+    return [f"10.7.{n // 250}.{n % 250 + 1}" for n in range(number)]
+
+
+@pytest.mark.parametrize("backend", ["nft", "legacy"])
+def test_an_oversized_service_is_quarantined_and_delays_nobody(backend: str, tmp_path: Path) -> None:
+    with victim(backend, tmp_path) as made:
+        allowed = made.allowed()
+        act = huge(made, "huge", "10.96.7.7", OVERSIZED)
+        eventually(lambda: "service quarantined" in made.log.read_text(), 30)
+        assert made.median_while(act) <= allowed
+
+
+@pytest.mark.parametrize("backend", ["nft", "legacy"])
+def test_a_large_service_delays_nobody(backend: str, tmp_path: Path) -> None:
+    """It is served, but others do not wait for it. On legacy, each commit writes its rules too."""
+    with victim(backend, tmp_path) as made:
+        allowed = made.allowed() * (1.5 if backend == "legacy" else 1)
+        act = huge(made, "large", "10.96.7.7", LARGE)
+        assert made.median_while(act) <= allowed
+
+
+def test_many_services_of_one_namespace_delay_nobody(tmp_path: Path) -> None:
+    """A tenant hands half of ten Services of 4750 pairs to another proxy, and takes them back at once."""
+    names = [f"s{number}" for number in range(10)]
+
+    def create(made: Victim) -> None:
+        for number, name in enumerate(names):
+            huge(made, name, f"10.96.7.{number + 1}", (95, 50))
+
+    def label(made: Victim, labels: dict[str, str]) -> None:
+        for name in names[:5]:
+            found = msgspec.json.decode(made.api.store.read(SERVICES, "default", name).body)
+            labelled = found | {"metadata": found["metadata"] | {"labels": labels}}
+            made.api.store.replace(labelled | {"apiVersion": "v1", "kind": "Service"})
+
+    with victim("nft", tmp_path, before=create) as made:
+        allowed = made.allowed()
+        label(made, {"service.kubernetes.io/service-proxy-name": "other"})
+        times = [made.change() for _ in range(2)]
+        label(made, {})
+        times += [made.change() for _ in range(4)]
+        assert max(times) <= 3 * allowed
+
+
+SERVED = 4
+# Each set has more than 225 addresses, which a tree by digits of four bits would place on up to 31 levels.
+NESTED = [
+    nested_addresses(near, copies=copies)
+    for near, copies in (("fd00:96::9:9", 8), ("2001:db8::", 16), ("10.96.9.9", 60), ("fd00:96::9:9", 16))
+]
+
+
+def hostile(number: int) -> dict[str, Any]:
+    addresses = NESTED[number % len(NESTED)]
+    assert len(addresses) > 225
+    return service(
+        f"hostile{number % SERVED}",
+        clusterIP=f"10.96.7.{number % SERVED + 1}",
+        clusterIPs=[f"10.96.7.{number % SERVED + 1}", f"fd00:96::7:{number % SERVED + 1}"],
+        ipFamilies=["IPv4", "IPv6"],
+        ipFamilyPolicy="RequireDualStack",
+        externalIPs=addresses,
+    )
+
+
+def create_hostile(made: Victim) -> Callable[[], None]:
+    """Create the other tenant's Services; return what changes one of them."""
+    objects = []
+    for number in range(SERVED):
+        objects.append(made.api.store.create(hostile(number)))
+        endpoints = slice_of(f"hostile{number}", f"10.244.7.{number + 1}")
+        made.api.store.create(endpoints)
+        name = {"name": f"hostile{number}-6"}
+        endpoint = {"addresses": [f"fd00:244:7::{number + 1}"], "conditions": {"ready": True}}
+        six = {"metadata": endpoints["metadata"] | name, "addressType": "IPv6", "endpoints": [endpoint]}
+        made.api.store.create(endpoints | six)
+    count = itertools.count()
+
+    def change() -> None:
+        """Remove or add some addresses, so that the tree gets other levels and back."""
+        turn = next(count)
+        number = turn % SERVED
+        addresses = NESTED[number % len(NESTED)]
+        kept = addresses[:: 2 + turn % 3] if turn // SERVED % 2 else addresses
+        spec = objects[number]["spec"] | {"externalIPs": list(kept)}
+        objects[number] = made.api.store.replace(objects[number] | {"spec": spec})
+
+    return change
+
+
+@pytest.mark.parametrize("backend", ["nft", "legacy"])
+def test_nested_external_ips_delay_no_other_service(backend: str, tmp_path: Path) -> None:
+    """In both families. Services are neither quarantined nor served without a tree."""
+    with victim(backend, tmp_path, dual_stack=True) as made:
+        allowed = made.allowed()
+        change = create_hostile(made)
+        assert made.median_while(change) <= allowed
+        log = made.log.read_text()
+        assert not [words for words in ("rejected", "sync failed", "quarantined") if words in log]
+
+
+@pytest.mark.parametrize("backend", ["nft", "legacy"])
+def test_a_fresh_start_with_nested_external_ips_works(backend: str, tmp_path: Path) -> None:
+    """The agent starts after the objects exist, on empty tables."""
+    with victim(backend, tmp_path, dual_stack=True, before=create_hostile) as made:
+        assert made.change() < 5
+        made.api.store.delete(SERVICES, "default", "hostile0")
+        eventually(made.is_served)
+        log = made.log.read_text()
+        assert "rules in place" in log
+        assert not [words for words in ("rejected", "sync failed", "quarantined") if words in log]
+
+
+MANY, FIRST_CHECK, VICTIMS_CHECK = 1100, 31000, 30999
+
+
+def local_service(namespace: str, name: str, check: int) -> dict[str, Any]:
+    """A Service with a health check port."""
+    made = service(
+        name,
+        type="LoadBalancer",
+        externalTrafficPolicy="Local",
+        healthCheckNodePort=check,
+        allocateLoadBalancerNodePorts=False,
+    )
+    return {**made, "metadata": {"name": name, "namespace": namespace}}
+
+
+def create_many(made: Victim) -> None:
+    for number in range(MANY):
+        made.api.store.create(local_service("attacker", f"s{number:04}", FIRST_CHECK + number))
+
+
+def serves(port: int) -> bool:
+    try:
+        return fetch(port).status == 503  # it has no endpoint
+    except ConnectionError:
+        return False
+
+
+def served() -> list[int]:
+    """Return the attacker's ports that accept connections."""
+    listening = []
+    for port in range(FIRST_CHECK, FIRST_CHECK + MANY):
+        with socket.socket() as client:
+            if not client.connect_ex(("127.0.0.1", port)):
+                listening.append(port)
+    return listening
+
+
+def events(made: Victim) -> list[dict[str, Any]]:
+    listed = fetch(int(made.api.url.rpartition(":")[2]), "/apis/events.k8s.io/v1/namespaces/attacker/events")
+    return json.loads(listed.body)["items"]
+
+
+def assert_not_disturbed(made: Victim, allowed: float) -> None:
+    """The victim's changes arrive in time, pages are served, and no file could not be opened."""
+    assert made.median_while(lambda: None) <= allowed
+    for port, path in ((HEALTH, "/healthz"), (HEALTH, "/livez"), (METRICS, "/metrics")):
+        assert answers(port, path, 200)
+    assert serves(VICTIMS_CHECK)
+    made.api.faults.drop_connections()
+    assert made.change() < 10  # over new connections of the watches
+    log = made.log.read_text()
+    assert "Too many open files" not in log
+    assert "thread died" not in log
+
+
+@pytest.mark.parametrize("backend", ["nft", "legacy"])
+def test_many_health_check_ports_use_the_hard_limit(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a soft limit below the number of ports, all are served."""
+    monkeypatch.setattr(process, "PROGRAM", ("prlimit", "--nofile=1024:4096", *process.PROGRAM))
+    with victim(backend, tmp_path) as made:
+        made.api.store.create(local_service("victim", "web", VICTIMS_CHECK))
+        allowed = made.allowed()
+        eventually(lambda: serves(VICTIMS_CHECK))
+        create_many(made)
+        eventually(lambda: serves(FIRST_CHECK + MANY - 1), 60)
+        assert len(served()) == MANY
+        assert_not_disturbed(made, allowed)
+        assert not events(made)
+
+
+@pytest.mark.parametrize("backend", ["nft", "legacy"])
+def test_health_check_ports_are_limited_by_open_files(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ports of others stay, newcomers get one, ten Services without one get an event, and one when others go."""
+    monkeypatch.setattr(process, "PROGRAM", ("prlimit", "--nofile=1024:1024", *process.PROGRAM))
+    with victim(backend, tmp_path, "--iptables-sync-period=5s") as made:
+        made.api.store.create(local_service("victim", "web", VICTIMS_CHECK))
+        allowed = made.allowed()
+        eventually(lambda: serves(VICTIMS_CHECK))
+        create_many(made)
+        eventually(lambda: "health check ports limited" in made.log.read_text(), 60)
+        eventually(lambda: len(events(made)) >= 10, 60)
+        before = served()
+        assert 650 < len(before) < 700
+        assert_not_disturbed(made, allowed)
+        made.api.store.create(local_service("newcomer", "web", FIRST_CHECK - 2))
+        eventually(lambda: serves(FIRST_CHECK - 2))
+        assert set(before) <= set(served())
+        (one, *_) = events(made)
+        assert one["reason"] == "FailedToStartServiceHealthcheck"
+        assert "raise its limit of open files" in one["note"]
+        assert len([*Path(f"/proc/{made.pid}/fd").iterdir()]) < 1024 - 128
+        gone = before[:50]
+        for port in gone:
+            made.api.store.delete(SERVICES, "attacker", f"s{port - FIRST_CHECK:04}")
+        eventually(lambda: len(served()) >= len(before) - 1, 30)
+        assert made.log.read_text().count("health check ports limited") == 1

@@ -1,0 +1,138 @@
+"""The pending work of one family: its states, what moves it, and which step it plans."""
+
+import math
+
+import pytest
+
+from pykubeproxy.agent.drift import DriftScope
+from pykubeproxy.agent.work import (
+    TRANSITIONS,
+    TRIGGERS,
+    Changes,
+    DriftCheck,
+    Losses,
+    Part,
+    Retry,
+    State,
+    Step,
+    Trigger,
+    Turn,
+    Work,
+)
+from pykubeproxy.kernel import TABLES, ExternalWrite
+from pykubeproxy.objects import Family, Key
+from pykubeproxy.services.ports import PortName
+
+WEB, API = Key("ns", "web"), Key("other", "api")
+PORT = PortName("ns", "web", "http", "TCP")
+STEPS: tuple[type[Step], ...] = (Changes, Losses, Turn, Retry, DriftCheck)
+
+
+def synced() -> Work:
+    work = Work()
+    work.schedule(30.0, 0.0)
+    work.done(False)
+    return work
+
+
+def planned(work: Work, now: float = 1.0) -> list[type[Step]]:
+    return [kind for kind in STEPS if work.plan(kind, now)]
+
+
+def test_all_states_can_be_reached_and_left() -> None:
+    """Each state belongs to one part, and something moves the work there and away from there."""
+    parts = [states for part in Part for states in [TRANSITIONS[part]]]
+    assert sorted(state.name for states in parts for state in states) == sorted(state.name for state in State)
+    for states in parts:
+        reached = {target for moves in states.values() for target in moves.values()}
+        assert {next(iter(states)), *reached} == set(states)
+        assert all(states.values())
+    moves = {trigger for states in parts for moves in states.values() for trigger in moves}
+    assert moves == set(Trigger) == TRIGGERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("happens", "steps"),
+    [
+        pytest.param(lambda _: None, [], id="nothing"),
+        pytest.param(lambda work: work.request(1.0, 1.0, [WEB]), [Changes], id="a change"),
+        pytest.param(lambda work: work.distrust(), [Changes], id="unknown tables"),
+        pytest.param(lambda work: work.failed(False), [Changes], id="a failed sync"),
+        pytest.param(lambda work: work.defer(WEB, [PORT]), [Turn], id="a Service that waits"),
+        pytest.param(
+            lambda work: work.lose(WEB, [PORT]), [Losses], id="a waiting Service that loses something"
+        ),
+        pytest.param(lambda work: setattr(work, "unused_chains", True), [Turn], id="unused chains"),
+        pytest.param(
+            lambda work: work.retries.follow([PORT], [PORT], (), 0.0), [Retry], id="an undecided port"
+        ),
+        pytest.param(
+            lambda work: work.checks.external_write(ExternalWrite(Family.IPV4, frozenset(TABLES)), 0.0),
+            [DriftCheck],
+            id="a write of another program",
+        ),
+    ],
+)
+def test_what_is_planned(happens: object, steps: list[type[Step]]) -> None:
+    """After a sync that succeeded, nothing is left to do until something happens."""
+    work = synced()
+    assert callable(happens)
+    happens(work)
+    assert planned(work) == steps
+
+
+def test_a_failed_sync_keeps_what_it_took_up() -> None:
+    """It is a full one next, after which nothing is left; losses wait for it."""
+    work = synced()
+    work.lose(WEB, [PORT])
+    work.dirty |= {WEB, API}
+    work.failed(turn=True)
+    assert (work.needs_resync, work.broken_off, work.has_losses) == (True, True, False)
+    assert work.state(Part.TURNS) is State.ALONE
+    work.distrust()
+    assert work.broken_off
+    work.done(turn=True)
+    assert (work.needs_resync, work.broken_off, work.has_losses) == (False, False, True)
+    assert work.state(Part.TURNS) is State.TOGETHER
+    assert not work.dirty
+
+
+def test_a_step_takes_all_changes_since_the_last_one() -> None:
+    work = synced()
+    for number, key in enumerate((WEB, API, WEB)):
+        work.request(5.0 + number, 4.0 + number, [key], listed=key is API)
+    assert (work.requested, work.take_arrival(), work.take_arrival()) == (5.0, 4.0, math.inf)
+    assert work.plan(Changes, 6.0) == Changes(frozenset({WEB, API}), listed=True)
+    assert (work.requested, work.plan(Changes, 6.0)) == (math.inf, None)
+
+
+def test_turns_and_retries_wait_for_a_sync_that_would_begin_meanwhile() -> None:
+    work = synced()
+    work.defer(WEB, [PORT])
+    work.retries.follow([PORT], [PORT], (), 0.0)
+    assert (work.plan(Turn, 1.0, fits=False), work.plan(Retry, 1.0, fits=False)) == (None, None)
+    assert (work.due(9.0), work.due(-math.inf)) == (9.0, -math.inf)
+
+
+def test_those_whose_turn_it_was_go_to_the_end_of_the_queue() -> None:
+    """Behind all other namespaces, and behind other ports of their Service."""
+    work, second = synced(), PortName("ns", "web", "https", "TCP")
+    work.defer(WEB, [PORT, second])
+    work.defer(API, [PortName("other", "api", "", "TCP")])
+    work.rotate(work.deferred, {PORT})
+    assert [*work.deferred] == [API, WEB]
+    assert [*work.deferred[WEB]] == [second, PORT]
+    work.settle({WEB}, deferred={second}, losing=())
+    assert [*work.deferred[WEB]] == [second]
+
+
+def test_a_write_during_the_backoff_is_checked_for_missing_rules_only() -> None:
+    work = synced()
+    for _ in range(4):
+        work.checks.repaired(10.0)
+    work.checks.external_write(ExternalWrite(Family.IPV4, frozenset(TABLES)), 10.0)
+    step = work.plan(DriftCheck, 10.2)
+    assert isinstance(step, DriftCheck)
+    assert step.missing_only
+    assert isinstance(step.scope, DriftScope)
+    assert work.checks.suspected is not None

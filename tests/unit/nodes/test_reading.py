@@ -1,0 +1,258 @@
+"""Reading the tables of nodes through their proxies' pods, whose images hold little."""
+
+from collections.abc import Callable
+
+import pytest
+
+from pykubeproxy.inspect.node import NodeState, Question, ReadError, UnknownNode
+from pykubeproxy.nodes.cluster import ClusterNodes, NodeAccess
+from pykubeproxy.objects import Family, Node
+from pykubeproxy.rules.skeleton import NAT_SERVICES
+from pykubeproxy.sources import Client
+from tests.fakes.faulty_apiserver import Order
+from tests.fakes.remote_nodes import AGENT, KUBELET_ONLY, SERVING, RemoteNodes, saved
+
+Read = Callable[..., dict[str, NodeState | UnknownNode]]
+IPVS = "*nat\n:KUBE-SERVICES - [0:0]\n[0:0] -A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT\n"
+
+
+def tables(outcome: NodeState | UnknownNode) -> dict[Family, str]:
+    """Return the backend of each family that was read."""
+    assert isinstance(outcome, NodeState), outcome
+    return {family: it.backend for family, it in outcome.rules.items()}
+
+
+def reason(outcome: NodeState | UnknownNode, *, by_design: bool = False) -> str:
+    assert isinstance(outcome, UnknownNode)
+    assert outcome.by_design is by_design
+    return outcome.reason
+
+
+def test_both_families_of_the_nft_backend(cluster: RemoteNodes, read: Read) -> None:
+    """Only two programs run: legacy is empty, as iptables-nft-save would say otherwise."""
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", SERVING, KUBELET_ONLY)
+    outcome = read()["n1"]
+    assert tables(outcome) == {Family.IPV4: "nft", Family.IPV6: "nft"}
+    assert isinstance(outcome, NodeState)
+    assert (outcome.origin.pod, outcome.origin.proxy, outcome.other_backend) == (
+        "kube-system/p1",
+        "kube-proxy v1.35.1",
+        "",
+    )
+    assert outcome.node.addresses
+    assert NAT_SERVICES in outcome.rules[Family.IPV4].ruleset.chains
+
+
+def test_legacy_backend(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", KUBELET_ONLY)
+    cluster.saves("p1", "legacy", SERVING)
+    assert tables(read()["n1"]) == {Family.IPV4: "legacy"}
+
+
+def test_rules_in_both_backends(cluster: RemoteNodes, read: Read) -> None:
+    """The warning of iptables-nft-save on standard error is the sign to look."""
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", SERVING)
+    warning = "# Warning: iptables-legacy tables present, use iptables-legacy-save to see them\n"
+    cluster.program("p1", "iptables-nft-save", saved("iptables-nft-save", SERVING), errors=warning)
+    cluster.saves("p1", "legacy", SERVING)
+    outcome = read()["n1"]
+    assert isinstance(outcome, NodeState)
+    assert (tables(outcome), outcome.other_backend) == ({Family.IPV4: "nft"}, "legacy")
+
+
+def test_image_with_a_single_backend(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "", SERVING)
+    assert tables(read()["n1"]) == {Family.IPV4: "nft"}
+
+
+def test_node_without_ipv6(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", SERVING)
+    cluster.program("p1", "ip6tables-nft-save", errors="Protocol not supported", code=1)
+    outcome = read()["n1"]
+    assert tables(outcome) == {Family.IPV4: "nft"}
+    assert isinstance(outcome, NodeState)
+    assert outcome.remarks == [
+        "IPv6 rules could not be read: ip6tables-nft-save exited with status 1: Protocol not supported"
+    ]
+    assert outcome.complete, "the node has no IPv6 address"
+
+
+def test_windows_node(cluster: RemoteNodes, read: Read) -> None:
+    """It runs no debug pod."""
+    cluster.node("n1", os="windows")
+    cluster.pod("p1", "n2", {"k8s-app": "kube-proxy"})
+    cluster.node("n3", os="linux")
+    cluster.saves("debug", "nft", SERVING)
+    cluster.saves("p1", "nft", SERVING)
+    outcome = read(debug_image="image:1")
+    assert reason(outcome["n1"], by_design=True) == "runs Windows, whose proxies write no iptables rules"
+    assert tables(outcome["n3"])
+
+
+def test_image_without_iptables_save(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    expected = "the image of pod kube-system/p1 has no iptables-save; use --debug-image IMAGE"
+    assert reason(read()["n1"]).startswith(expected)
+
+
+def test_program_that_fails(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    for name in ("iptables-nft-save", "ip6tables-nft-save"):
+        cluster.program("p1", name, errors="Permission denied (you must be root)\n", code=4)
+    expected = (
+        "cannot read the rules in pod kube-system/p1: iptables-nft-save exited with status 4: Permission denied"
+        " (you must be root)"
+    )
+    assert reason(read()["n1"]) == expected
+
+
+def test_output_that_is_no_rules(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", "*nat\nfoo\nCOMMIT\n")
+    assert "iptables-nft-save in pod kube-system/p1, line 3" in reason(read()["n1"])
+
+
+def test_proxy_that_has_written_nothing(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", KUBELET_ONLY)
+    cluster.saves("p1", "legacy", "")
+    assert reason(read()["n1"]) == "no service-proxy rules; run `kubectl logs -n kube-system p1`"
+
+
+@pytest.mark.parametrize("mode", ["ipvs", "nftables"])
+def test_mode_on_the_command_line(cluster: RemoteNodes, read: Read, mode: str) -> None:
+    """No program has to run to see it."""
+    cluster.pod("p1", "n1", arguments=("--config=/c", f"--proxy-mode={mode}"))
+    outcome = read()["n1"]
+    assert reason(outcome, by_design=True).lower() == f"runs kube-proxy v1.35.1 in {mode} mode"
+    assert isinstance(outcome, UnknownNode) and outcome.mode == mode
+    assert (outcome.proxy, outcome.pod) == ("kube-proxy v1.35.1", "kube-system/p1")
+
+
+def test_ipvs_mode_by_its_rules(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", IPVS)
+    assert reason(read()["n1"], by_design=True) == "runs kube-proxy v1.35.1 in IPVS mode"
+
+
+def test_nftables_mode_by_its_tables(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", KUBELET_ONLY)
+    cluster.saves("p1", "legacy", "")
+    cluster.program("p1", "nft", "table ip mangle\ntable ip kube-proxy\n")
+    assert reason(read()["n1"], by_design=True) == "runs kube-proxy v1.35.1 in nftables mode"
+
+
+def test_anby_design(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("cilium-1", "n1", {"k8s-app": "cilium"})
+    cluster.pod("p2", "n2")
+    cluster.pod("cilium-2", "n2", {"k8s-app": "cilium"})
+    cluster.saves("p2", "nft", SERVING)
+    outcome = read()
+    assert reason(outcome["n1"], by_design=True) == "runs Cilium and no kube-proxy"
+    assert tables(outcome["n2"]) == {Family.IPV4: "nft"}
+
+
+def test_node_without_a_pod(cluster: RemoteNodes, read: Read) -> None:
+    cluster.node("n1")
+    told = reason(read()["n1"])
+    assert all(it in told for it in ("k3s", "--debug-image", "--pod-selector", "bundle"))
+
+
+def test_pod_that_does_not_run(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1", phase="Pending", ready=False, waiting="ImagePullBackOff")
+    expected = "pod kube-system/p1 is Pending (ImagePullBackOff: no such image); use --debug-image IMAGE"
+    assert reason(read()["n1"]).startswith(expected)
+
+
+def test_pod_that_is_not_ready_is_asked(cluster: RemoteNodes, read: Read) -> None:
+    """The rules of a proxy that hangs are those to look at."""
+    cluster.pod("p1", "n1", ready=False)
+    cluster.saves("p1", "nft", SERVING)
+    assert tables(read()["n1"]) == {Family.IPV4: "nft"}
+
+
+def test_pods_of_all_kinds_and_namespaces(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1", {"component": "kube-proxy"})
+    cluster.pod("p2", "n2", AGENT, container="agent", image="pykubeproxy:0.1.0")
+    cluster.pod("p3", "n3", {"app": "mine"}, namespace="net", container="other")
+    for pod in ("p1", "p2", "p3"):
+        cluster.saves(pod, "nft", SERVING)
+    found = {name: it.origin.proxy for name, it in read().items() if isinstance(it, NodeState)}
+    assert found == {"n1": "kube-proxy v1.35.1", "n2": "pykubeproxy 0.1.0"}
+    nodes = read(pod_selector="app=mine", pod_namespace="net").items()
+    found = {name: it.origin.proxy for name, it in nodes if isinstance(it, NodeState)}
+    assert found == {"n3": "other v1.35.1"}
+
+
+def test_permission_for_kube_system_only(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", SERVING)
+    cluster.api.faults.apply(Order(do="error", path="/api/v1/pods", status=403, times=100))
+    assert tables(read()["n1"]) == {Family.IPV4: "nft"}
+    cluster.api.faults.apply(Order(do="error", path="/pods", status=403, times=100))
+    with pytest.raises(ReadError, match=r"cannot list the pods of proxies: get and list of pods .*rbac.yaml"):
+        read()
+
+
+def test_failures_cost_their_own_node_only(cluster: RemoteNodes, read: Read) -> None:
+    for number in (1, 2, 3):
+        cluster.pod(f"p{number}", f"n{number}")
+        cluster.saves(f"p{number}", "nft", SERVING)
+    cluster.api.faults.apply(Order(do="error", path="/pods/p1/exec", status=403, times=100))
+    cluster.api.faults.apply(Order(do="truncate", path="/pods/p2/exec", times=100))
+    outcome = read()
+    assert "exec into pod kube-system/p1 is not permitted" in reason(outcome["n1"])
+    assert "broke" in reason(outcome["n2"])
+    assert tables(outcome["n3"]) == {Family.IPV4: "nft"}
+
+
+def test_debug_pod_serves_a_node_without_a_pod(cluster: RemoteNodes, read: Read) -> None:
+    """It is gone when the node has been read."""
+    cluster.node("n1")
+    cluster.saves("debug", "nft", SERVING)
+    outcome = read(debug_image="debug:1")["n1"]
+    assert tables(outcome) == {Family.IPV4: "nft"}
+    assert isinstance(outcome, NodeState) and outcome.origin.proxy == "a proxy without a pod"
+    assert cluster.debug_pods() == []
+
+
+def test_debug_pod_serves_where_the_image_lacks_programs(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("debug", "nft", SERVING)
+    outcome = read(debug_image="debug:1")["n1"]
+    assert isinstance(outcome, NodeState) and outcome.origin.proxy == "kube-proxy v1.35.1"
+    assert outcome.origin.pod.startswith("kube-system/pykubeproxy-debug-")
+
+
+def test_debug_pod_is_not_used_without_need(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", SERVING)
+    outcome = read(debug_image="debug:1")["n1"]
+    assert isinstance(outcome, NodeState) and outcome.origin.pod == "kube-system/p1"
+
+
+def test_caller_that_stops_waits_for_no_command(cluster: RemoteNodes, client: Client) -> None:
+    """As on Ctrl-C, while a command hangs."""
+    for number in (1, 2):
+        cluster.pod(f"p{number}", f"n{number}")
+        cluster.saves(f"p{number}", "nft", SERVING)
+    cluster.api.faults.apply(Order(do="stall", path="/pods/p2/exec"))
+    nodes = ClusterNodes(NodeAccess(client, at_once=2), [Node("n1"), Node("n2")]).nodes(Question())
+    assert next(iter(nodes)).node.name == "n1"
+    nodes.close()  # type: ignore[attr-defined]  # returns, although the other command never ends
+
+
+def test_colours_in_what_a_node_says_are_no_styles(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1", image="kube-proxy:v1\x1b[31m")
+    cluster.saves("p1", "nft", SERVING)
+    cluster.pod("p2", "n2", phase="Pending", waiting="Bad\x1b[8m\nNODE")
+    outcome = read()
+    assert isinstance(outcome["n1"], NodeState)
+    assert "\x1b" not in str(outcome["n1"])
+    assert "(Bad [8m NODE: no such image)" in reason(outcome["n2"])
