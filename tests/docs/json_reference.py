@@ -47,12 +47,19 @@ def pages() -> Iterator[str]:
     for report, commands in REPORTS.items():
         kind = kind_of(report)
         schema_link = f"[JSON Schema](schemas/{kind}.json)"
+        known = len(seen)
         yield f"## {kind}\n\nPrinted by {commands}. {_summary(report)} {schema_link}.\n\n{_fields(report, seen)}"
-        mentioned = list(seen)
-        for one in mentioned:
-            yield f"### {one.__name__}\n\n{_summary(one)}\n\n{_fields(one, seen)}"
-            mentioned += [entry for entry in seen if entry not in mentioned]
-        seen = [entry for entry in seen if entry in mentioned]
+        for one in seen:
+            if seen.index(one) >= known:
+                yield f"### {one.__name__}\n\n{_summary(one)}\n\n{_fields(one, seen)}"
+
+
+def section(kind: type[msgspec.Struct]) -> Iterator[str]:
+    """Yield the reference of a struct and of those in it."""
+    seen: list[type[msgspec.Struct]] = []
+    yield f"{_summary(kind)}\n\n{_fields(kind, seen)}"
+    for one in seen:
+        yield f"### {one.__name__}\n\n{_summary(one)}\n\n{_fields(one, seen)}"
 
 
 def kind_of(report: type[Report]) -> str:
