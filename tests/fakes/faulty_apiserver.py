@@ -1,9 +1,7 @@
 """A log of an API server's requests."""
 
-import argparse
 import os
 import select
-import signal
 import socket
 import threading
 import time
@@ -16,8 +14,7 @@ import msgspec
 
 from pykubeproxy.http import JSON, Handler, Request, Response, Send, Stream
 from pykubeproxy.lab.apiserver import ApiError, ApiServer
-from pykubeproxy.lab.apiserver.__main__ import lab_runtime
-from pykubeproxy.lab.apiserver.kubelet import no_runtime
+from pykubeproxy.lab.apiserver.__main__ import main
 from pykubeproxy.lab.apiserver.server import locate, verb_of
 from tests.fakes.disturbed_exec import disturbed, drop
 
@@ -471,20 +468,5 @@ class _EchoingSend:
         self._send(b"".join(sent))
 
 
-def main() -> None:
-    """Serve until SIGTERM or Ctrl-C; the first line of output is the URL."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--listen", default="127.0.0.1:0", metavar="ADDR:PORT")
-    parser.add_argument("--lab", metavar="NAME")
-    options = parser.parse_args()
-    address, _, port = options.listen.rpartition(":")
-    runtime = lab_runtime(options.lab) if options.lab else no_runtime
-    stop = (signal.SIGTERM, signal.SIGINT)
-    signal.pthread_sigmask(signal.SIG_BLOCK, stop)
-    with FaultyApiServer(address.strip("[]"), int(port), runtime=runtime) as server:
-        print(server.url, flush=True)
-        signal.sigwait(stop)
-
-
 if __name__ == "__main__":
-    main()
+    main(FaultyApiServer)

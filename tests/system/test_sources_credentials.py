@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.lab.apiserver import ApiServer, Sandbox
 from pykubeproxy.objects import Kind
-from pykubeproxy.sources import Client, SourceError, Watch, api_watches, credential_store
+from pykubeproxy.sources import Client, SourceError, Watch, api_watches, credentials
 from pykubeproxy.sources.failures import Failure, Unauthorized, Unreachable
 from pykubeproxy.sources.pods import CommandOutput, ContainerRef, run_in_pod
 from tests.fakes.cluster import SHORT, certificate, kubeconfig, server, service
@@ -64,7 +64,7 @@ def test_token_file_renewed_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: tuple[Path, Path]
 ) -> None:
     """A token file is read again before the token expires."""
-    monkeypatch.setattr(credential_store, "_FRESH", 0.1)
+    monkeypatch.setattr(credentials, "_FRESH", 0.1)
     token = tmp_path / "token"
     token.write_text("first")
     with (
@@ -105,7 +105,7 @@ def test_plugin_is_asked_again_after_a_401(tmp_path: Path, tls: tuple[Path, Path
 
 def test_kubeconfig_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing kubeconfig is a warning; the watch continues."""
-    monkeypatch.setattr(credential_store, "_FRESH", 0.0)
+    monkeypatch.setattr(credentials, "_FRESH", 0.0)
     with server() as api, capture_logs() as lines:
         path = tmp_path / "kubeconfig"
         with Follower([services(api, tmp_path)]) as follower:

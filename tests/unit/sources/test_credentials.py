@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from pykubeproxy.sources import Client, SourceError, credential_store, credentials
-from pykubeproxy.sources.credential_store import CredentialStore
-from pykubeproxy.sources.credentials import Credentials
+from pykubeproxy.sources import Client, SourceError, credentials
+from pykubeproxy.sources.credentials import Credentials, CredentialStore
 from pykubeproxy.sources.failures import Failure
 from tests.fakes.kubeconfigs import write_kubeconfig
 
 
 def load(kubeconfig: str, master: str) -> Credentials:
-    return credential_store.load(kubeconfig, master)
+    return credentials.load(kubeconfig, master)
 
 
 def kubeconfig(folder: Path, **user: Any) -> str:
@@ -191,9 +190,9 @@ def test_a_plugin_runs_again_after_its_token_was_rejected(tmp_path: Path) -> Non
 def test_renewals_that_hang_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next request fails with a reason, and works again when they end."""
     store = CredentialStore(kubeconfig(tmp_path, token="secret"), "")
-    monkeypatch.setattr(credential_store, "_PATIENCE", 0.01)
-    hang, real = threading.Event(), credential_store.load
-    monkeypatch.setattr(credential_store, "load", lambda *settings: hang.wait(10) and real(*settings))
+    monkeypatch.setattr(credentials, "_PATIENCE", 0.01)
+    hang, real = threading.Event(), credentials.load
+    monkeypatch.setattr(credentials, "load", lambda *settings: hang.wait(10) and real(*settings))
     threads = [threading.Thread(target=store.get) for _ in range(8)]
     for thread in threads:
         thread.start()
