@@ -152,7 +152,7 @@ class FamilyController:
         self, step: SyncStep, cluster: Cluster, node: Node | None, api_servers: ApiServers
     ) -> Synced | None:
         full, begun, work = self.work.needs_resync, self._clock(), self.work
-        restores = full or work.needs_repair
+        restores = full or work.drift is not None
         if full:
             work.checks.resync_starts()
         config, family = self._config, self.family

@@ -12,7 +12,7 @@ from pykubeproxy.agent.coverage import Coverage, Exposures, Resolution, resolve,
 from pykubeproxy.agent.drift import DriftScope, TableReader
 from pykubeproxy.agent.quarantine import Fallback, Quarantine
 from pykubeproxy.agent.report import SyncReport
-from pykubeproxy.agent.work import Changes, Losses, Part, State, SyncStep, Waiting, Work
+from pykubeproxy.agent.work import Changes, Losses, SyncStep, Waiting, Work
 from pykubeproxy.agent.write import SyncFailed, Written, write_update
 from pykubeproxy.kernel import TABLES, KernelError, TableCounts, Tables
 from pykubeproxy.objects import Key
@@ -156,10 +156,8 @@ class FamilyTables:
 
     def _take_turn(self, queue: Waiting, cluster: Cluster, context: RuleContext) -> frozenset[PortName]:
         """Return the service ports whose turn it is: one if the last turn failed. They go to the end of the queue."""
-        alone = self.work.state(Part.TURNS) is State.ALONE
-        turn = coverage.next_turn(
-            cluster, queue, context, 0 if alone else coverage.LARGE_PAIRS * self._factor
-        )
+        most = 0 if self.work.alone else coverage.LARGE_PAIRS * self._factor
+        turn = coverage.next_turn(cluster, queue, context, most)
         self.work.rotate(queue, turn)
         return turn
 
