@@ -117,7 +117,7 @@ def test_comments_of_service_chains_are_no_reason_to_write() -> None:
     drift = synced.tables.note_drift(scope())
     assert drift
     assert not drift.missing
-    (repaired,) = synced.sync().drift.tables
+    (repaired,) = synced.sync().drift
     assert (repaired.rules, repaired.foreign_rules) == (0, 1)
 
 

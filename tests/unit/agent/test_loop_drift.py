@@ -47,7 +47,7 @@ def test_observers_get_each_drift_repair(family: FakeFamily, clock: Clock) -> No
     steps = [*STARTED, (5, lambda: tamper(family)), *at(5, EXTERNAL_WRITE), *at(20, STOP)]
     run(family, clock, *steps, observers=observers)
     ((report, writers, seconds, contested), _) = observers.drift_repaired.call_args
-    assert report.drift.tables == (TableDrift("nat", rules=2),)
+    assert report.drift == (TableDrift("nat", rules=2),)
     assert (writers, round(seconds, 3), contested) == (("somebody",), 0.1, False)
     observers.drift_calm.assert_called_once_with(Family.IPV4)
 
