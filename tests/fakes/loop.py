@@ -1,6 +1,5 @@
 """The agent's reconcile loop on a test clock, with scripted messages and tables in memory."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
@@ -13,7 +12,7 @@ from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.config import Config, load
 from pykubeproxy.kernel import Backend, Failed, KernelError
 from pykubeproxy.objects import Family, Kind, Listed, Node
-from pykubeproxy.rules import names, skeleton
+from pykubeproxy.rules import names
 from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.ports import PortName
@@ -72,7 +71,6 @@ class FakeFamily:
 
     def __init__(self, family: Family = Family.IPV4) -> None:
         self.live = FakeIptables(family=family)
-        self.live.counters.update(skeleton.NFACCT_NAMES)
         self.tables = FamilyTables(self.live, 200)
         self.facts_error: KernelError | None = None
 
@@ -114,16 +112,3 @@ def at(time: float, *messages: Message) -> list[tuple[float, object]]:
 
 
 STARTED = [*at(1, *LISTS, Listed(Kind.NODE, (HERE,)))]
-
-
-def fail_on(target: str, family: FakeFamily, note: Callable[[], None] = lambda: None) -> None:
-    """Let each restore of rules with this text fail, after a note."""
-    restore = family.live.restore
-
-    def fail(text: str) -> None:
-        if target in text:
-            note()
-            raise BROKEN
-        restore(text)
-
-    family.live.restore = fail  # type: ignore[method-assign]

@@ -141,13 +141,7 @@ def test_changes_within_min_sync_period_are_coalesced(family: FakeFamily, clock:
         for step in at(10 + n / 10, Updated(slice_of("10.244.1.5", f"10.244.1.{10 + n}")))
     ]
     times: list[float] = []
-    restore = family.live.restore
-
-    def recorded(text: str) -> None:
-        times.append(clock.now - 1000)
-        restore(text)
-
-    family.live.restore = recorded  # type: ignore[method-assign]
+    family.live.restored = lambda: times.append(clock.now - 1000)
     settings = config(iptables={"minSyncPeriod": "5s"})
     run(family, clock, *STARTED, *changes, *at(20, STOP), settings=settings)
     assert times == [1, 10, 15]

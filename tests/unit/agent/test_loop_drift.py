@@ -8,6 +8,7 @@ from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.kernel import ExternalWrite
 from pykubeproxy.objects import Family, Updated
 from pykubeproxy.rules.drift import TableDrift
+from tests.fakes.iptables import fail_on
 from tests.fakes.loop import BROKEN, STARTED, STOP, WEB, Clock, FakeFamily, at, config, run
 from tests.objects import service
 
@@ -91,20 +92,15 @@ def test_a_failed_repair_keeps_the_rules_missing(family: FakeFamily, clock: Cloc
     """Until a full sync succeeds."""
     observers = create_autospec(Observers, instance=True)
 
-    def broken(_: str) -> None:
-        raise BROKEN
-
-    restore = family.live.restore
     steps = [
         *STARTED,
         (5, lambda: tamper(family)),
-        (5, lambda: setattr(family.live, "restore", broken)),
+        (5, lambda: setattr(family.live, "on_restore", fail_on(""))),
         *at(5, EXTERNAL_WRITE),
         *at(6.5, EXTERNAL_WRITE),
     ]
     run(family, clock, *steps, *at(7, STOP), observers=observers)
     assert observers.rules_missing.call_args == call(Family.IPV4, 1005.0)
-    family.live.restore = restore  # type: ignore[method-assign]
 
 
 def test_an_external_write_without_drift_is_no_repair(family: FakeFamily, clock: Clock) -> None:

@@ -11,7 +11,8 @@ from pykubeproxy.objects import EndpointPort, Kind, Listed, Protocol, Updated
 from pykubeproxy.rules.names import cluster_chain
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.ports import PortName
-from tests.fakes.loop import HERE, STARTED, STOP, WEB, Clock, FakeFamily, at, fail_on, run
+from tests.fakes.iptables import fail_on
+from tests.fakes.loop import HERE, STARTED, STOP, WEB, Clock, FakeFamily, at, run
 from tests.objects import service, slice_of
 
 pytestmark = pytest.mark.usefixtures("no_kernel")
@@ -23,16 +24,14 @@ def test_a_large_service_delays_no_small_one(
     """It is synced on its own, and then waits three times as long as that took."""
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
     synced: list[tuple[float, set[str]]] = []
-    restore = family.live.restore
 
     def slow_with_coverage(text: str) -> None:
         names_written = set(re.findall(r"ns/(web|large):http -> ", text))
         synced.append((clock.now - 1000, names_written))
         if "large" in names_written:
             clock.now += 2.0
-        restore(text)
 
-    family.live.restore = slow_with_coverage  # type: ignore[method-assign]
+    family.live.on_restore = slow_with_coverage
     large = service("large", cluster_ip="10.96.0.11")
     small = [Updated(slice_of(f"10.244.1.{5 + n}")) for n in range(4)]
     changes = [Updated(slice_of(*(f"10.244.2.{k}" for k in range(3 + n)), service="large")) for n in range(9)]
@@ -50,16 +49,16 @@ def test_a_dead_endpoint_of_a_large_service_leaves_at_once(
 ) -> None:
     """Also while the Service waits after a long turn, and the new endpoints wait on."""
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
-    restore = family.live.restore
     seen: dict[float, set[str]] = {}
 
     def slow(text: str) -> None:
         clock.now += 2.0 if "large" in text else 0.0
-        restore(text)
+
+    def look() -> None:
         rules = "\n".join(rule for chain in family.live.tables["nat"].values() for rule in chain)
         seen[clock.now - 1000] = set(re.findall(r"--to-destination 10\.244\.2\.(\d)", rules))
 
-    family.live.restore = slow  # type: ignore[method-assign]
+    family.live.on_restore, family.live.restored = slow, look
     large = Updated(service("large", cluster_ip="10.96.0.11"))
     grown, replaced = (
         Updated(slice_of(*(f"10.244.2.{n + it}" for n in range(1, 4)), service="large")) for it in (0, 1)
@@ -76,7 +75,6 @@ def test_a_change_waits_for_a_turn_or_the_next_sync_not_for_both(
 ) -> None:
     """A turn that takes longer than the pause between syncs begins with that pause, not within it."""
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
-    restore = family.live.restore
     written: dict[int, float] = {}
     turns = []
 
@@ -86,9 +84,8 @@ def test_a_change_waits_for_a_turn_or_the_next_sync_not_for_both(
         if "--to-destination 10.244.2." in text:
             turns.append(clock.now)
             clock.now += 2.3
-        restore(text)
 
-    family.live.restore = slow  # type: ignore[method-assign]
+    family.live.on_restore = slow
     large = [Updated(slice_of(*(f"10.244.2.{n + it}" for it in range(3)), service="large")) for n in range(9)]
     steps = at(5, Updated(service("large", cluster_ip="10.96.0.11")))
     for n, change in enumerate(large):
@@ -116,7 +113,7 @@ def test_once_syncs_large_services_after_a_failing_one(
     family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 0)
-    fail_on("10.244.2.1:", family)
+    family.live.on_restore = fail_on("10.244.2.1:")
     services = Listed(Kind.SERVICE, (service(), service("failing", cluster_ip="10.96.0.11")))
     slices = Listed(Kind.ENDPOINT_SLICE, (slice_of("10.244.1.5"), slice_of("10.244.2.1", service="failing")))
     lists = at(1, services, slices, Listed(Kind.NODE, (HERE,)))
@@ -131,7 +128,7 @@ def test_a_failing_large_service_causes_ever_fewer_syncs(
     """After each failure, the agent goes through all Services."""
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
     failed: list[float] = []
-    fail_on("10.244.1.66:", family, lambda: failed.append(clock.now - 1000))
+    family.live.on_restore = fail_on("10.244.1.66:", note=lambda: failed.append(clock.now - 1000))
     change = Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68"))
     run(family, clock, *STARTED, *at(10, change), *at(130, STOP))
     assert failed == [10, 11, 13, 17, 25, 41, 71, 101]
@@ -142,13 +139,11 @@ def test_endless_losses_keep_no_large_service_of_others_waiting(
 ) -> None:
     """A tenant's large Services leave external IPs faster than the agent removes them."""
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
-    restore = family.live.restore
 
     def slow(text: str) -> None:
         clock.now += 1.0 if "ns/hostile" in text else 0.0
-        restore(text)
 
-    family.live.restore = slow  # type: ignore[method-assign]
+    family.live.on_restore = slow
     names = [f"hostile{number}" for number in range(8)]
     hosts = ("10.244.2.1", "10.244.2.2", "10.244.2.3")
 
