@@ -256,12 +256,11 @@ def _are(pattern: re.Pattern[str], *names: str) -> bool:
 
 
 def _from_cluster(ctx: click.Context, kinds: Collection[TargetKind | None]) -> KnownNames:
-    from pykubeproxy.cli.cluster import ServerOptions, open_client
+    from pykubeproxy.cli.cluster import ClusterOptions
     from pykubeproxy.sources.queries import list_kind
 
-    client = open_client(
-        ServerOptions(*(ctx.params.get(name) or "" for name in ("kubeconfig", "context_name")))
-    )
+    kubeconfig, context = (ctx.params.get(name) or "" for name in ("kubeconfig", "context_name"))
+    client = ClusterOptions(kubeconfig, context).client()
     if TargetKind.NODE in kinds:
         return KnownNames(nodes=[node.name for node in list_kind(client, Kind.NODE).objects])
     services = [

@@ -13,18 +13,13 @@ import msgspec
 
 from pykubeproxy import garbage
 from pykubeproxy.cli.cluster import (
+    ClusterOptions,
     NodeSelection,
-    PodOptions,
-    ServerOptions,
-    cluster_errors,
+    cluster_options,
     cluster_source,
-    list_nodes,
     list_objects,
-    node_access,
     node_options,
-    open_client,
-    pod_options,
-    server_options,
+    selected_nodes,
 )
 from pykubeproxy.cli.emit import emit, report_option
 from pykubeproxy.cli.flags import (
@@ -322,7 +317,7 @@ class _ClusterSource:
         self.complete = True
 
     def objects(self) -> "Cluster":
-        """List all objects. Raises ClickException."""
+        """List all objects. Raises SourceError."""
         return list_objects(self._access.client)
 
     def nodes(self, wanted: Sequence[Node]) -> Iterator[NodeState | UnknownNode]:
@@ -361,16 +356,12 @@ class _ClusterSource:
     group=QUESTION,
 )
 @report_option("rules", about="rules is a unified diff of each chain of one node")
-@server_options
-@pod_options
-@cluster_errors()
-@read_errors()
+@cluster_options
 def diff_of_nodes(
     nodes: NodeSelection,
     sync_period: float,
     output: str,
-    server: ServerOptions,
-    pods: PodOptions,
+    cluster: ClusterOptions,
 ) -> None:
     """Show for each node whether its rules follow the Services and EndpointSlices, and which Services are wrong there.
 
@@ -392,13 +383,11 @@ def diff_of_nodes(
     from pykubeproxy.inspect.diff.rounds import Clock, compare_nodes
 
     garbage.collect_rarely()
-    client = open_client(server)
-    wanted = list_nodes(client, nodes)
-    with node_access(client, pods) as access:
+    with selected_nodes(cluster, nodes) as (access, wanted):
         if output == "rules":
             raise SystemExit(_show_rules(access, wanted[0]))
         source = _ClusterSource(access)
-        clock, servers = Clock(time.time, _wait), client.server_addresses()
+        clock, servers = Clock(time.time, _wait), access.client.server_addresses()
         in_detail = len(wanted) == 1 or output == "wide"
         results = [*compare_nodes(source, wanted, clock, sync_period, servers, with_clients=in_detail)]
     emit(diff_report(results), output)

@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import structlog
 
-from pykubeproxy.objects import Event, Key, Kind, Listed, Object
+from pykubeproxy.objects import Event, Key, Kind, Listed, Object, object_meta
 from pykubeproxy.sources import wire
-from pykubeproxy.sources.client import ESSENTIAL_JSON, Client, WatchResponse
+from pykubeproxy.sources.client import ESSENTIAL_JSON, ApiResponse, Client
 from pykubeproxy.sources.connection import ConnectionState, Lifetime, Reconnection, Timing
 from pykubeproxy.sources.failures import Expired, Failure, Forbidden
 from pykubeproxy.sources.tracker import ObjectTracker
@@ -86,7 +86,7 @@ class ListForbidden(SourceError):
 class _OpenWatch:
     """The response to a watch request, line by line."""
 
-    def __init__(self, number: int, response: WatchResponse, lifetime: Lifetime) -> None:
+    def __init__(self, number: int, response: ApiResponse, lifetime: Lifetime) -> None:
         self.number, self.response, self.lifetime = number, response, lifetime
         self._seconds = 0.0
         self._lines = wire.lines(self._pieces())
@@ -307,7 +307,7 @@ class ApiWatch:
         """Return the event for one line of a watch, None if nothing changed. Advance the version."""
         event = wire.event(line)
         self._connection.heard()
-        meta = wire.meta(event.object)
+        meta = object_meta(event.object)
         key, version = meta.key(self._resource.kind), meta.resourceVersion or ""
         if self._tracker.is_stale(key, version, watch):
             log.debug("stale event", resource=self._resource.plural, key=key, version=version)
