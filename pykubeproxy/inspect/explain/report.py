@@ -27,7 +27,7 @@ from pykubeproxy.report.document import Report
 from pykubeproxy.report.text import GAP, Block, Heading, Row, Section, Sentence, Table
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.selection import Reason
-from pykubeproxy.wording import counted, listed, percent, untied
+from pykubeproxy.wording import counted, listed, percent
 
 # How many nodes a title names, and how many groups of nodes and endpoints are listed.
 _NODES, _GROUPS, _ENDPOINTS = 4, 12, 20
@@ -215,8 +215,8 @@ def _port(port: PortExplanation, quarantined: Quarantined, settings_known: bool)
         source_ranges=port.port.source_ranges,
         health_check_node_port=port.port.health_check_node_port or None,
         quarantined=bool(reason),
-        destinations=[untied(sentence) for sentence in summary(port, reason, settings_known=settings_known)],
-        notes=[untied(note) for note in notes(port, settings_known=settings_known)],
+        destinations=[*summary(port, reason, settings_known=settings_known)],
+        notes=[*notes(port, settings_known=settings_known)],
     )
 
 

@@ -13,7 +13,6 @@ from pykubeproxy.wording import (
     listed,
     period,
     plural,
-    tied,
 )
 
 if TYPE_CHECKING:
@@ -88,17 +87,36 @@ def summary(
 
 
 def notes(explanation: "PortExplanation", *, settings_known: bool = True) -> Iterator[str]:
-    """Yield what else matters: restrictions, affinity; with known settings, masquerading."""
-    for ip, reason in explanation.port.skipped_ips:
-        yield f"{tied(address_and_port(ip, explanation.port.port))} is not served: {reason.value}."
-    yield from restrictions(explanation)
+    """Yield who may connect and where, affinity and health checks; with known settings, masquerading."""
+    port = explanation.port
+    for ip, reason in port.skipped_ips:
+        yield f"{address_and_port(ip, port.port)} is not served: {reason.value}."
+    if port.load_balancer_ips and port.source_ranges is not None:
+        unfiltered = "; node ports are open to all" if port.node_port else ""
+        allowed = f"only to {listed(port.source_ranges)}" if port.source_ranges else "to nobody"
+        yield f"The load balancer's IPs are open {allowed}{unfiltered}."
+    if port.affinity_seconds is not None:
+        kept = period(port.affinity_seconds)
+        yield f"A client keeps its endpoint for {kept} after its last new connection (sessionAffinity ClientIP)."
+    if port.unkept_lists:
+        yield (
+            f"Session affinity is not kept: it needs {port.unkept_lists} lists of clients, and the Services of a namespace"
+            f" may have {explanation.context.max_affinity_lists}, the oldest Service first (maxAffinityLists)."
+        )
+    if port.health_check_node_port:
+        yield (
+            f"Health check node port {port.health_check_node_port} tells load balancers whether this node has ready"
+            " endpoints."
+        )
+    if port.node_port:
+        yield from _node_port_addresses(explanation)
     if settings_known and any(policy.chain for policy in explanation.policies):
         yield _internal_masquerading(explanation)
-        if explanation.port.externally_accessible:
+        if port.externally_accessible:
             yield (
                 "Traffic from outside keeps the client's address (externalTrafficPolicy Local); only traffic of"
                 " this node itself is masqueraded."
-                if explanation.port.external_local
+                if port.external_local
                 else "For traffic from outside, the node's address replaces the client's, because the endpoint may"
                 " be on another node (externalTrafficPolicy Cluster)."
             )
@@ -134,7 +152,7 @@ def service_notes(explanation: "Explanation") -> Iterator[str]:
 
 
 def _destination(some: Sequence[Frontend], local: bool, field: str) -> str:
-    names = listed(tied(str(frontend)) for frontend in some)
+    names = listed(map(str, some))
     verb = "leads" if len(some) == 1 else "lead"
     to = "only to endpoints on the node that receives the packet" if local else "to endpoints on any node"
     policy = Policy.LOCAL if local else Policy.CLUSTER
@@ -152,30 +170,6 @@ def _internal_masquerading(explanation: "PortExplanation") -> str:
         return f"At the cluster IP, traffic keeps the client's address: every address counts as a pod's ({local.source})."
     pods = f"from {local.source}" if local.source else f"that comes in on {local.interface}"
     return f"At the cluster IP, traffic {pods} keeps the client's address; other traffic is masqueraded."
-
-
-def restrictions(explanation: "PortExplanation") -> Iterator[str]:
-    """Yield who may connect and where: source ranges, affinity, health checks, addresses of node ports."""
-    port = explanation.port
-    if port.load_balancer_ips and port.source_ranges is not None:
-        unfiltered = "; node ports are open to all" if port.node_port else ""
-        allowed = f"only to {listed(port.source_ranges)}" if port.source_ranges else "to nobody"
-        yield f"The load balancer's IPs are open {allowed}{unfiltered}."
-    if port.affinity_seconds is not None:
-        kept = period(port.affinity_seconds)
-        yield f"A client keeps its endpoint for {kept} after its last new connection (sessionAffinity ClientIP)."
-    if port.unkept_lists:
-        yield (
-            f"Session affinity is not kept: it needs {port.unkept_lists} lists of clients, and the Services of a namespace"
-            f" may have {explanation.context.max_affinity_lists}, the oldest Service first (maxAffinityLists)."
-        )
-    if port.health_check_node_port:
-        yield (
-            f"Health check node port {port.health_check_node_port} tells load balancers whether this node has ready"
-            " endpoints."
-        )
-    if port.node_port:
-        yield from _node_port_addresses(explanation)
 
 
 def _node_port_addresses(explanation: "PortExplanation") -> Iterator[str]:
