@@ -9,11 +9,10 @@ from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS
 from pykubeproxy.inspect.node import NodeRules, NodeState, Origin, Question, ReadError, unread_rules
 from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute
 from pykubeproxy.inspect.targets import ServiceFilter
-from pykubeproxy.kernel import TABLES, Backend, Iptables, KernelError, system
+from pykubeproxy.kernel import TABLES, Backend, Iptables, KernelError
 from pykubeproxy.kernel.network import routes
 from pykubeproxy.objects import Family, Node
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.skeleton import NAT_SERVICES
 
 _ELSEWHERE = "or read rules from a file with --rules or --bundle"
@@ -99,7 +98,9 @@ class LiveNode:
 def _rules(iptables: Iptables, question: Question) -> NodeRules:
     backend = iptables.backend.value
     if question.facts:
-        return NodeRules(iptables.save(TABLES), backend=backend, facts=_facts(iptables, question.addresses))
+        # An agent here would create the nfacct counters.
+        facts = kernel.probe_features(iptables).facts(iptables.family, question.addresses)
+        return NodeRules(iptables.save(TABLES), backend=backend, facts=facts)
     if question.lazily:
         return NodeRules(*kernel.live_ruleset(iptables), backend)
     part = None
@@ -113,20 +114,11 @@ def _word(service: ServiceFilter) -> str:
     return f"{service.namespace}/{service.name}"
 
 
-def _facts(iptables: Iptables, with_addresses: bool) -> KernelFacts:
-    """Return the facts with which an agent would write rules here: it would create the nfacct counters."""
-    addresses = kernel.local_addresses(iptables.family) if with_addresses else ()
-    features = kernel.probe_features(iptables)
-    return KernelFacts(
-        addresses=tuple(local.address for local in addresses),
-        random_fully=features.random_fully,
-        nfacct=features.nfacct,
-        tcp_be_liberal=system.read_setting("net/netfilter/nf_conntrack_tcp_be_liberal") == "1",
-    )
-
-
 def _network(families: tuple[Family, ...]) -> NodeNetwork:
     addresses = frozenset(
         address.address for family in families for address in kernel.local_addresses(family)
     )
-    return NodeNetwork(addresses, tuple(NodeRoute(*route) for family in families for route in routes(family)))
+    return NodeNetwork(
+        addresses,
+        tuple(NodeRoute(route.network, route.interface) for family in families for route in routes(family)),
+    )

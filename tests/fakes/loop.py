@@ -75,8 +75,9 @@ class FakeFamily:
         self.live.counters.update(skeleton.NFACCT_NAMES)
         self.tables = FamilyTables(self.live, 200)
         self.facts_error: KernelError | None = None
+        self.features = self
 
-    def facts(self, with_addresses: bool) -> KernelFacts:
+    def facts(self, family: Family, with_addresses: bool) -> KernelFacts:
         if self.facts_error:
             raise self.facts_error
         return KernelFacts(("192.168.99.10",))

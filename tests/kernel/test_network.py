@@ -136,7 +136,8 @@ def test_reads_what_pyroute2_reads(ip: Callable[..., None], family: Family) -> N
         ]
     assert list(network.all_routes(family)) == expected
     in_main = [(routed.network, routed.interface) for routed in expected if routed.table == 254]
-    assert list(network.routes(family)) == list(dict.fromkeys(in_main))
+    first_hops = [(routed.network, routed.interface) for routed in network.routes(family)]
+    assert first_hops == list(dict.fromkeys(in_main))
 
 
 def as_read(message: Any, names: dict[int, str], family: Family) -> list[TableRoute]:
