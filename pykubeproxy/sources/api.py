@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import structlog
 
-from pykubeproxy.objects import Event, Key, Kind, Listed, Object
+from pykubeproxy.objects import Event, Key, Kind, Listed, Object, object_meta
 from pykubeproxy.sources import wire
 from pykubeproxy.sources.client import ESSENTIAL_JSON, ApiResponse, Client
 from pykubeproxy.sources.connection import ConnectionState, Lifetime, Reconnection, Timing
@@ -307,7 +307,7 @@ class ApiWatch:
         """Return the event for one line of a watch, None if nothing changed. Advance the version."""
         event = wire.event(line)
         self._connection.heard()
-        meta = wire.meta(event.object)
+        meta = object_meta(event.object)
         key, version = meta.key(self._resource.kind), meta.resourceVersion or ""
         if self._tracker.is_stale(key, version, watch):
             log.debug("stale event", resource=self._resource.plural, key=key, version=version)

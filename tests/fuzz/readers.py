@@ -27,7 +27,7 @@ from pykubeproxy.kernel import conntrack, leftovers, nfacct, nftables
 from pykubeproxy.kernel.netlink import attributes
 from pykubeproxy.nodes.agent import AgentState
 from pykubeproxy.nodes.objects import agent_objects, context_of
-from pykubeproxy.objects import Family, Kind, Undecodable, Updated, decode
+from pykubeproxy.objects import Family, Kind, Undecodable, Updated, decode, object_meta
 from pykubeproxy.pages import servicez, statusz
 from pykubeproxy.report.document import document, json_text
 from pykubeproxy.report.text import text as report_text
@@ -85,7 +85,7 @@ def bundle(raw: bytes) -> None:
 
 def _read_meta(items: list[msgspec.Raw | wire.Truncated]) -> None:
     for item in items:
-        wire.meta(item)
+        object_meta(item)
 
 
 def watch(raw: bytes) -> None:
@@ -94,7 +94,7 @@ def watch(raw: bytes) -> None:
         for line in wire.lines(iter((raw[: len(raw) // 2], raw[len(raw) // 2 :]))):
             with contextlib.suppress(Failure, Undecodable):
                 event = wire.event(line)
-                wire.meta(event.object)
+                object_meta(event.object)
                 decode(Kind.SERVICE, event.object)
     with contextlib.suppress(Failure):
         wire.page(iter((raw,)), Kind.SERVICE.value, _read_meta)

@@ -57,6 +57,7 @@ def test_the_url_of_a_server(tmp_path: Path, server: str, url: str, way: str) ->
     """Without a scheme and without settings for TLS, it is http."""
     loaded = credentials.load("", server) if way == "master" else load(tmp_path, {"server": server})
     assert loaded.server.url == url
+    assert loaded.headers() == {}
 
 
 @pytest.mark.parametrize(
