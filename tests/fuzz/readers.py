@@ -17,7 +17,7 @@ from pykubeproxy.http.accept import preferred
 from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.dump.report import service_blocks
 from pykubeproxy.inspect.explain.model import explain_nodes
-from pykubeproxy.inspect.explain.report import ExplainedNode, explain_report
+from pykubeproxy.inspect.explain.report import explain_report
 from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.packets.iptables import compile_rule
 from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
@@ -200,7 +200,7 @@ def objects_of_an_agent(raw: bytes) -> None:
         contexts = {entry: context_of(on, here, entry, api_servers=source.api_servers) for entry in Family}
         with contextlib.suppress(LookupError):
             found = explain_nodes(source.cluster, ServiceFilter("", "web", ""), [here], lambda _: contexts)
-            report = explain_report(found, [ExplainedNode(here.name, here.zone or None)])
+            report = explain_report(found, [here])
             report_text(report.blocks(wide=True))
             json_text(document(report))
 

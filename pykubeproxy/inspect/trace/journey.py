@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import msgspec
 
 from pykubeproxy.inspect.connection import LocationKind
-from pykubeproxy.inspect.explain.model import NodeGroup, ServiceOnNodes
+from pykubeproxy.inspect.explain.model import ExplainedGroup, Explanation
 from pykubeproxy.inspect.node import NodeState, UnknownNode
 from pykubeproxy.inspect.packets.addresses import contains
 from pykubeproxy.inspect.packets.iptables import IptablesRules
@@ -209,26 +209,33 @@ class Receivers(msgspec.Struct, frozen=True):
 
 
 def receivers(
-    services: Iterable[ServiceOnNodes], name: PortName, family: Family, kind: FrontendKind
+    services: Iterable[Explanation], name: PortName, family: Family, kind: FrontendKind
 ) -> Sequence[Receivers]:
     """Return the nodes that may receive packets to a frontend of a service port; none if nodes do not serve it."""
     for port in (port for service in services for port in service.ports):
-        if (port.first.name, port.first.family) == (name, family):
+        if (port.name, port.family) == (name, family):
             internal = kind is FrontendKind.CLUSTER_IP
-            local = port.first.port.internal_local if internal else port.first.port.external_local
-            return _read_some(port.policies[Policy.LOCAL if local else Policy.CLUSTER])
+            local = port.port.internal_local if internal else port.port.external_local
+            policies = {policy.policy: policy.groups for policy in port.policies}
+            return _read_some(policies[Policy.LOCAL if local else Policy.CLUSTER])
     return ()
 
 
-def _read_some(groups: Sequence[NodeGroup]) -> Sequence[Receivers]:
+def _read_some(groups: Sequence[ExplainedGroup]) -> Sequence[Receivers]:
     """Choose a node of each group to read, but not of all groups that serve, if these are many."""
-    serving = [group for group in groups if group.serves]
-    unread = tuple(name for group in serving[MOST_RECEIVERS:] for name in group.nodes)
+    found = [_receivers(group) for group in groups]
+    serving = [one for one in found if one.serve]
+    unread = tuple(name for one in serving[MOST_RECEIVERS:] for name in one.names)
     return (
-        *(Receivers(group.nodes[0], group.nodes[1:]) for group in serving[:MOST_RECEIVERS]),
+        *serving[:MOST_RECEIVERS],
         *([Receivers("", unread)] if unread else []),
-        *(Receivers(group.nodes[0], group.nodes[1:], False) for group in groups if not group.serves),
+        *(one for one in found if not one.serve),
     )
+
+
+def _receivers(group: ExplainedGroup) -> Receivers:
+    first, *others = (node.name for node in group.nodes)
+    return Receivers(first, tuple(others), group.serves)
 
 
 class TraceDestination(msgspec.Struct, frozen=True):
