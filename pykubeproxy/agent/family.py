@@ -43,7 +43,7 @@ class FamilyController:
         self.family: Family = opened.tables.family
         self.tables: FamilyTables = opened.tables
         self.work: Work = opened.tables.work
-        self._features = opened.features
+        self._opened = opened
         self._config = config
         self._node_name = node_name
         self._observers = observers
@@ -147,7 +147,7 @@ class FamilyController:
             work.checks.resync_starts()
         config, family = self._config, self.family
         try:
-            facts = self._features.facts(family, with_addresses=bool(config.node_port_addresses))
+            facts = self._opened.facts(with_addresses=bool(config.node_port_addresses))
             context = rule_context(config, self._node_name, node, facts, family, api_servers)
             report = self.tables.sync(cluster, step, context)
         except (KernelError, SyncFailed) as error:

@@ -11,11 +11,11 @@ from pykubeproxy.agent.node_rules import guard_loopback
 from pykubeproxy.agent.node_setup import prepare_backend
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.config import Config, DetectLocalMode
-from pykubeproxy.kernel import nfacct
+from pykubeproxy.kernel import nfacct, system
 from pykubeproxy.objects import Family, Kind, Node
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
-from pykubeproxy.rules.context import missing_network, primary_family
+from pykubeproxy.rules.context import KernelFacts, missing_network, primary_family
 from pykubeproxy.services.cluster import Cluster
 
 log = structlog.get_logger()
@@ -29,6 +29,21 @@ class OpenedFamily(msgspec.Struct, frozen=True):
 
     tables: FamilyTables
     features: kernel.Features
+
+    def facts(self, with_addresses: bool) -> KernelFacts:
+        """Read the facts about the kernel that rules depend on; addresses only on request. Raises KernelError."""
+        return kernel_facts(self.tables.family, self.features, with_addresses)
+
+
+def kernel_facts(family: Family, features: kernel.Features, with_addresses: bool) -> KernelFacts:
+    """Read the facts about the kernel that rules depend on; addresses only on request. Raises KernelError."""
+    addresses = kernel.local_addresses(family) if with_addresses else ()
+    return KernelFacts(
+        addresses=tuple(local.address for local in addresses),
+        random_fully=features.random_fully,
+        nfacct=features.nfacct,
+        tcp_be_liberal=system.read_setting("net/netfilter/nf_conntrack_tcp_be_liberal") == "1",
+    )
 
 
 class Families(msgspec.Struct, frozen=True):

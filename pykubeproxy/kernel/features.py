@@ -20,11 +20,9 @@ from pykubeproxy.kernel.errors import Failed, KernelError, Missing, NotPermitted
 from pykubeproxy.kernel.iptables import Backend, Iptables, find_tools
 from pykubeproxy.kernel.legacy import get_xtables_option
 from pykubeproxy.kernel.netlink import ADDRESS_FAMILY
-from pykubeproxy.kernel.network import local_addresses
 from pykubeproxy.kernel.runner import Runner
 from pykubeproxy.kernel.system import SettingError, read_setting, run_in_new_namespace
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.context import KernelFacts
 
 # The extensions that rules use, with their kernel modules.
 _MATCHES = {
@@ -79,16 +77,6 @@ class Features(msgspec.Struct, frozen=True):
             advice = "load them with modprobe, or use a kernel and an iptables that have them"
             raise KernelError(f"missing: {', '.join(self.absent)}; {advice}")
         return self
-
-    def facts(self, family: Family, with_addresses: bool) -> KernelFacts:
-        """Read what else rules depend on; addresses only on request. Raises KernelError."""
-        addresses = local_addresses(family) if with_addresses else ()
-        return KernelFacts(
-            addresses=tuple(local.address for local in addresses),
-            random_fully=self.random_fully,
-            nfacct=self.nfacct,
-            tcp_be_liberal=read_setting("net/netfilter/nf_conntrack_tcp_be_liberal") == "1",
-        )
 
 
 def probe_features(iptables: Iptables) -> Features:

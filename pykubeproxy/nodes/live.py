@@ -9,10 +9,11 @@ from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS
 from pykubeproxy.inspect.node import NodeRules, NodeState, Origin, Question, ReadError, unread_rules
 from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute
 from pykubeproxy.inspect.targets import ServiceFilter
-from pykubeproxy.kernel import TABLES, Backend, Iptables, KernelError
+from pykubeproxy.kernel import TABLES, Backend, Iptables, KernelError, system
 from pykubeproxy.kernel.network import routes
 from pykubeproxy.objects import Family, Node
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.skeleton import NAT_SERVICES
 
 _ELSEWHERE = "or read rules from a file with --rules or --bundle"
@@ -98,9 +99,7 @@ class LiveNode:
 def _rules(iptables: Iptables, question: Question) -> NodeRules:
     backend = iptables.backend.value
     if question.facts:
-        # An agent here would create the nfacct counters.
-        facts = kernel.probe_features(iptables).facts(iptables.family, question.addresses)
-        return NodeRules(iptables.save(TABLES), backend=backend, facts=facts)
+        return NodeRules(iptables.save(TABLES), backend=backend, facts=_facts(iptables, question.addresses))
     if question.lazily:
         return NodeRules(*kernel.live_ruleset(iptables), backend)
     part = None
@@ -112,6 +111,18 @@ def _rules(iptables: Iptables, question: Question) -> NodeRules:
 def _word(service: ServiceFilter) -> str:
     """Return what the comments of all rules about a Service contain."""
     return f"{service.namespace}/{service.name}"
+
+
+def _facts(iptables: Iptables, with_addresses: bool) -> KernelFacts:
+    """Return the facts with which an agent would write rules here: it would create the nfacct counters."""
+    addresses = kernel.local_addresses(iptables.family) if with_addresses else ()
+    features = kernel.probe_features(iptables)
+    return KernelFacts(
+        addresses=tuple(local.address for local in addresses),
+        random_fully=features.random_fully,
+        nfacct=features.nfacct,
+        tcp_be_liberal=system.read_setting("net/netfilter/nf_conntrack_tcp_be_liberal") == "1",
+    )
 
 
 def _network(families: tuple[Family, ...]) -> NodeNetwork:

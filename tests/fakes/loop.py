@@ -73,9 +73,8 @@ class FakeFamily:
         self.live = FakeIptables(family=family)
         self.tables = FamilyTables(self.live, 200)
         self.facts_error: KernelError | None = None
-        self.features = self
 
-    def facts(self, family: Family, with_addresses: bool) -> KernelFacts:
+    def facts(self, with_addresses: bool) -> KernelFacts:
         if self.facts_error:
             raise self.facts_error
         return KernelFacts(("192.168.99.10",))
