@@ -16,7 +16,7 @@ settings.load_profile("project")
 # fmt: off
 _LONGEST = (
     "test_lab_scenarios", "test_tenants", "test_tenants_api_server", "test_harnesses", "test_lab_lifecycle",
-    "test_continuity", "test_agent_drift", "test_faults_api_server", "test_two_agents", "test_run",
+    "test_agent_drift", "test_faults_api_server", "test_two_agents", "test_run",
 )
 # fmt: on
 

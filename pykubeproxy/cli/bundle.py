@@ -18,17 +18,12 @@ from pykubeproxy.bundle.layout import BundledFile, Manifest, folder_name, missin
 from pykubeproxy.bundle.sections import agent_sections, node_sections
 from pykubeproxy.bundle.write import BundleSection, Member, collected, new_file, write_bundle
 from pykubeproxy.cli.cluster import (
+    ClusterOptions,
     NodeSelection,
-    PodOptions,
-    ServerOptions,
-    cluster_errors,
-    list_nodes,
+    cluster_options,
     list_objects,
-    node_access,
     node_options,
-    open_client,
-    pod_options,
-    server_options,
+    selected_nodes,
 )
 from pykubeproxy.cli.help import NOT_ANSWERED, OUTPUT, SOURCE, command, option
 from pykubeproxy.cli.terminal import click_errors, echo_line, progress
@@ -112,10 +107,8 @@ def bundle(output: str | None, url: str) -> None:
     group=OUTPUT,
 )
 @node_options
-@server_options
-@pod_options
-@cluster_errors()
-def bundle_of_nodes(output: Path, server: ServerOptions, nodes: NodeSelection, pods: PodOptions) -> None:
+@cluster_options
+def bundle_of_nodes(output: Path, nodes: NodeSelection, cluster: ClusterOptions) -> None:
     """Save rules, settings and objects of nodes, each in one tar.gz, for others to inspect.
 
     A pod of pykubeproxy makes the same bundle as `pykubeproxy bundle` on its node. With a pod of kube-proxy, a bundle has
@@ -140,7 +133,7 @@ def bundle_of_nodes(output: Path, server: ServerOptions, nodes: NodeSelection, p
             f"cannot write to folder {output}: {error.strerror}; give another one with -o"
         ) from None
     with temporary as unfinished:
-        results = _save_nodes(Path(unfinished), output, server, nodes, pods)
+        results = _save_nodes(Path(unfinished), output, nodes, cluster)
     for saved in sorted(results, key=lambda result: result.node.name):
         _report_saved(saved)
     if any(result.failure and not result.other_proxy for result in results):
@@ -148,18 +141,18 @@ def bundle_of_nodes(output: Path, server: ServerOptions, nodes: NodeSelection, p
 
 
 def _save_nodes(
-    unfinished: Path, output: Path, server: ServerOptions, nodes: NodeSelection, pods: PodOptions
+    unfinished: Path, output: Path, nodes: NodeSelection, cluster: ClusterOptions
 ) -> "Sequence[WrittenBundle]":
     """Write bundles in one folder, and move each to the other one when it is complete."""
     from pykubeproxy.nodes.cluster import on_each_node
     from pykubeproxy.nodes.saving import save_node
 
-    client = open_client(server)
-    wanted = list_nodes(client, nodes)
-    # Our pods know the objects themselves, so list them on demand.
-    objects = _once(partial(list_objects, client))
-
-    with node_access(client, pods) as access, progress(len(wanted), "Saving nodes") as advance:
+    with (
+        selected_nodes(cluster, nodes) as (access, wanted),
+        progress(len(wanted), "Saving nodes") as advance,
+    ):
+        # Our pods know the objects themselves, so list them on demand.
+        objects = _once(partial(list_objects, access.client))
 
         def save(node: Node, proxies: "NodePods") -> "WrittenBundle":
             saved = save_node(access, proxies, objects, lambda name: unfinished / f"{name}.tar.gz", node)

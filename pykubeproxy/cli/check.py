@@ -9,16 +9,11 @@ import msgspec
 from pykubeproxy import garbage, kernel
 from pykubeproxy.cli import logs
 from pykubeproxy.cli.cluster import (
+    ClusterOptions,
     NodeSelection,
-    PodOptions,
-    ServerOptions,
-    cluster_errors,
-    list_nodes,
-    node_access,
+    cluster_options,
     node_options,
-    open_client,
-    pod_options,
-    server_options,
+    selected_nodes,
 )
 from pykubeproxy.cli.emit import emit, report_option
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, read_config
@@ -117,10 +112,8 @@ def _configuration(url: str | None, flags: Mapping[str, object]) -> "CheckedConf
 )
 @report_option()
 @node_options
-@server_options
-@pod_options
-@cluster_errors()
-def check_nodes(output: str, server: ServerOptions, nodes: NodeSelection, pods: PodOptions) -> None:
+@cluster_options
+def check_nodes(output: str, nodes: NodeSelection, cluster: ClusterOptions) -> None:
     """Check the proxies of nodes, and print what to do about each problem.
 
     On nodes with pykubeproxy, run `pykubeproxy check` in its pod. On others, check what can be seen from outside: the pod
@@ -132,9 +125,10 @@ def check_nodes(output: str, server: ServerOptions, nodes: NodeSelection, pods: 
     """
     from pykubeproxy.nodes.proxy_states import check_cluster
 
-    client = open_client(server)
-    wanted = list_nodes(client, nodes)
-    with node_access(client, pods) as access, progress(len(wanted), "Checking nodes") as advance:
+    with (
+        selected_nodes(cluster, nodes) as (access, wanted),
+        progress(len(wanted), "Checking nodes") as advance,
+    ):
         found, unread = check_cluster(access, wanted, advance)
     emit(found, output)
     if not found.passed:

@@ -13,18 +13,13 @@ import msgspec
 
 from pykubeproxy import garbage
 from pykubeproxy.cli.cluster import (
+    ClusterOptions,
     NodeSelection,
-    PodOptions,
-    ServerOptions,
-    cluster_errors,
+    cluster_options,
     cluster_source,
-    list_nodes,
     list_objects,
-    node_access,
     node_options,
-    open_client,
-    pod_options,
-    server_options,
+    selected_nodes,
 )
 from pykubeproxy.cli.emit import emit, report_option
 from pykubeproxy.cli.flags import (
@@ -322,7 +317,7 @@ class _ClusterSource:
         self.complete = True
 
     def objects(self) -> "Cluster":
-        """List all objects. Raises ClickException."""
+        """List all objects. Raises SourceError."""
         return list_objects(self._access.client)
 
     def nodes(self, wanted: Sequence[Node]) -> Iterator[NodeState | UnknownNode]:
@@ -361,16 +356,12 @@ class _ClusterSource:
     group=QUESTION,
 )
 @report_option("rules", about="rules is a unified diff of each chain of one node")
-@server_options
-@pod_options
-@cluster_errors()
-@read_errors()
+@cluster_options
 def diff_of_nodes(
     nodes: NodeSelection,
     sync_period: float,
     output: str,
-    server: ServerOptions,
-    pods: PodOptions,
+    cluster: ClusterOptions,
 ) -> None:
     """Show for each node whether its rules follow the Services and EndpointSlices, and which Services are wrong there.
 
@@ -392,13 +383,11 @@ def diff_of_nodes(
     from pykubeproxy.inspect.diff.rounds import Clock, compare_nodes
 
     garbage.collect_rarely()
-    client = open_client(server)
-    wanted = list_nodes(client, nodes)
-    with node_access(client, pods) as access:
+    with selected_nodes(cluster, nodes) as (access, wanted):
         if output == "rules":
             raise SystemExit(_show_rules(access, wanted[0]))
         source = _ClusterSource(access)
-        clock, servers = Clock(time.time, _wait), client.server_addresses()
+        clock, servers = Clock(time.time, _wait), access.client.server_addresses()
         in_detail = len(wanted) == 1 or output == "wide"
         results = [*compare_nodes(source, wanted, clock, sync_period, servers, with_clients=in_detail)]
     emit(diff_report(results), output)
@@ -422,18 +411,11 @@ def _exit_code(results: Sequence[NodeResult], *, complete: bool) -> int:
 
 def _show_rules(access: "NodeAccess", node: Node) -> int:
     """Print how the texts of a node's rules differ from those that pykubeproxy would write. Return the exit code."""
-    from pykubeproxy.inspect.diff.comparison import NodeComparison
-
-    comparison = NodeComparison(list_objects(access.client))
+    known = KnownObjects("objects of the API server", list_objects(access.client), node)
     (state,) = cluster_source(access, [node]).nodes(Question())
     if isinstance(state, UnknownNode):
         raise click.ClickException(f"node {node.name}: {state.reason}")
     echo_notes({node.name: state.remarks})
-    desired = {
-        family: comparison.desired(node, node_rules.ruleset, state.origin.proxy)
-        for family, node_rules in state.rules.items()
-    }
-    changes = rule_changes(state, desired)
-    before = f"{state.origin.title} ({state.origin.proxy})"
-    echo_styled(unified(changes, before, "objects of the API server"))
+    changes = rule_changes(state, desired_rules(known, state))
+    echo_styled(unified(changes, f"{state.origin.title} ({state.origin.proxy})", known.title))
     return DIFFERENT if any(change.chains for change in changes) else 0

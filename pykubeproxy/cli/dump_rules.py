@@ -10,19 +10,13 @@ import msgspec
 
 from pykubeproxy.cli import terminal
 from pykubeproxy.cli.cluster import (
+    ClusterOptions,
     NodeSelection,
-    PodOptions,
-    ServerOptions,
-    cluster_errors,
+    cluster_options,
     cluster_source,
-    list_nodes,
-    namespace_of,
     namespace_option,
-    node_access,
     node_options,
-    open_client,
-    pod_options,
-    server_options,
+    selected_nodes,
 )
 from pykubeproxy.cli.completion import namespaces, services
 from pykubeproxy.cli.emit import DOCUMENTS, columns, emit, emit_rules, report_option
@@ -108,18 +102,14 @@ def dump_rules(
 @family_option
 @node_options
 @namespace_option
-@server_options
-@pod_options
-@cluster_errors()
-@read_errors()
+@cluster_options
 def dump_rules_of_nodes(
     service: str,
     output: str,
     families: tuple[Family, ...],
-    server: ServerOptions,
-    namespace: str,
     nodes: NodeSelection,
-    pods: PodOptions,
+    namespace: str,
+    cluster: ClusterOptions,
 ) -> None:
     """Show the frontends and endpoints of SERVICE, or of all services, in the rules of nodes.
 
@@ -132,10 +122,8 @@ def dump_rules_of_nodes(
     """
     query = service_filter(service, namespace)
     if not query.namespace and is_service_name(service):
-        query = msgspec.structs.replace(query, namespace=namespace_of(server, namespace))
-    client = open_client(server)
-    wanted = list_nodes(client, nodes)
-    with node_access(client, pods) as access:
+        query = msgspec.structs.replace(query, namespace=cluster.namespace(namespace))
+    with selected_nodes(cluster, nodes) as (access, wanted):
         found = cluster_source(access, wanted).nodes(Question(families, query, counters=True))
         unread = _show(found, query, output, required=False)
     if any(not node.by_design for node in unread):

@@ -6,16 +6,11 @@ import click
 import msgspec
 
 from pykubeproxy.cli.cluster import (
-    PodOptions,
-    ServerOptions,
-    cluster_errors,
+    ClusterOptions,
+    cluster_options,
     cluster_source,
-    namespace_of,
     namespace_option,
     node_access,
-    open_client,
-    pod_options,
-    server_options,
 )
 from pykubeproxy.cli.completion import namespaces, nodes, services
 from pykubeproxy.cli.emit import emit, report_option
@@ -40,7 +35,7 @@ from pykubeproxy.cli.sources import (
 from pykubeproxy.cli.terminal import click_errors, echo_line, echo_notes
 from pykubeproxy.config import Config, load
 from pykubeproxy.inspect.explain.model import RulesAgreement, agreement, explain_nodes
-from pykubeproxy.inspect.explain.report import ExplainedNode, explain_report
+from pykubeproxy.inspect.explain.report import explain_report
 from pykubeproxy.inspect.node import NodeState, Question
 from pykubeproxy.inspect.targets import InvalidTarget, ServiceFilter, parse_service
 from pykubeproxy.nodes.objects import KnownObjects, agent_objects, bundle_objects, cluster_with, context_of
@@ -122,8 +117,7 @@ def explain(
             },
             families,
         )
-    titles = [ExplainedNode(node.name, node.zone or None) for node in nodes]
-    emit(explain_report(found, titles, quarantined={} if there else known.quarantined), output)
+    emit(explain_report(found, nodes, quarantined={} if there else known.quarantined), output)
 
 
 def _objects(
@@ -182,18 +176,15 @@ def _of_bundle(query: ServiceFilter, path: str) -> KnownObjects:
 @family_option
 @report_option()
 @namespace_option
-@server_options
-@pod_options
-@cluster_errors()
+@cluster_options
 @click_errors(InvalidTarget, LookupError)
 def explain_on_nodes(
     service: str,
     name: str,
     families: tuple[Family, ...],
     output: str,
-    server: ServerOptions,
     namespace: str,
-    pods: PodOptions,
+    cluster: ClusterOptions,
 ) -> None:
     """Explain which endpoints of SVC each node uses, and why not the others. Nodes with the same answer come together.
 
@@ -207,8 +198,8 @@ def explain_on_nodes(
     from pykubeproxy.inspect.connection import missing
     from pykubeproxy.nodes.directory import cluster_directory
 
-    target = parse_service(service, namespace_of(server, namespace))
-    client = open_client(server)
+    target = parse_service(service, cluster.namespace(namespace))
+    client = cluster.client()
     directory, remarks = cluster_directory(client, (target,))
     echo_notes({"": remarks})
     if directory.service(target.key) is None:
@@ -229,7 +220,7 @@ def explain_on_nodes(
     )
     rules: list[RulesAgreement] = []
     if name:
-        with node_access(client, pods) as access:
+        with node_access(client, cluster) as access:
             (read,) = cluster_source(access, nodes[:1]).nodes(Question())
         if isinstance(read, NodeState):
             echo_notes({read.name: read.remarks})
@@ -237,8 +228,7 @@ def explain_on_nodes(
             rules.append(agreement(read.name, found, rulesets))
         else:
             rules.append(RulesAgreement(read.name, None, unread=read.reason))
-    titles = [ExplainedNode(node.name, node.zone or None) for node in nodes]
-    emit(explain_report(found, titles, rules, settings_known=False), output)
+    emit(explain_report(found, nodes, rules, settings_known=False), output)
 
 
 def _other(cluster: Cluster, here: Node, node_name: str, zone: str | None) -> Node | None:

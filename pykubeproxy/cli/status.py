@@ -5,16 +5,11 @@ import time
 import click
 
 from pykubeproxy.cli.cluster import (
+    ClusterOptions,
     NodeSelection,
-    PodOptions,
-    ServerOptions,
-    cluster_errors,
-    list_nodes,
-    node_access,
+    cluster_options,
     node_options,
-    open_client,
-    pod_options,
-    server_options,
+    selected_nodes,
 )
 from pykubeproxy.cli.emit import emit, report_option
 from pykubeproxy.cli.help import DIFFERENT, SOURCE, command, option
@@ -66,10 +61,8 @@ def status(url: str | None, bundle_file: str | None, output: str) -> None:
 )
 @report_option()
 @node_options
-@server_options
-@pod_options
-@cluster_errors()
-def status_of_nodes(output: str, server: ServerOptions, nodes: NodeSelection, pods: PodOptions) -> None:
+@cluster_options
+def status_of_nodes(output: str, nodes: NodeSelection, cluster: ClusterOptions) -> None:
     """Show the proxy of each node: its version, mode and backend, restarts, and what is wrong with it.
 
     For pykubeproxy, this shows the health that its agent reports. For kube-proxy, it shows the state of its pod, and
@@ -81,9 +74,10 @@ def status_of_nodes(output: str, server: ServerOptions, nodes: NodeSelection, po
     """
     from pykubeproxy.nodes.proxy_states import cluster_status
 
-    client = open_client(server)
-    wanted = list_nodes(client, nodes)
-    with node_access(client, pods) as access, progress(len(wanted), "Reading nodes") as advance:
+    with (
+        selected_nodes(cluster, nodes) as (access, wanted),
+        progress(len(wanted), "Reading nodes") as advance,
+    ):
         found = cluster_status(access, wanted, advance)
     _show(found, output)
 

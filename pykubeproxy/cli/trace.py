@@ -7,16 +7,11 @@ import click
 import msgspec
 
 from pykubeproxy.cli.cluster import (
-    PodOptions,
-    ServerOptions,
-    cluster_errors,
+    ClusterOptions,
+    cluster_options,
     cluster_source,
-    namespace_of,
     namespace_option,
     node_access,
-    open_client,
-    pod_options,
-    server_options,
 )
 from pykubeproxy.cli.completion import destinations, namespaces, nodes, services, sources
 from pykubeproxy.cli.emit import emit, report_option
@@ -34,7 +29,6 @@ from pykubeproxy.cli.sources import bundle_option, node_source, opened, read_err
 from pykubeproxy.cli.terminal import click_errors, echo_notes
 from pykubeproxy.config import Config, load
 from pykubeproxy.inspect.connection import Directory, LocationKind, ResolvedConnection, Unresolved, resolve
-from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.node import NodeSource, NodeState, Question, UnknownNode
 from pykubeproxy.inspect.targets import (
     InvalidTarget,
@@ -252,10 +246,8 @@ def _emit(report: TraceReport, output: str, with_steps: bool) -> None:
 @option("--steps", "with_steps", is_flag=True, help="Show each rule that the packet meets.", group=OUTPUT)
 @report_option("svg", about="svg is a picture for a browser")
 @namespace_option
-@server_options
-@pod_options
-@cluster_errors()
-@click_errors(InvalidTarget, Unresolved, NowhereToStart, TooManyRules)
+@cluster_options
+@click_errors(InvalidTarget, Unresolved, NowhereToStart)
 def trace_over_nodes(
     source: str,
     destination: str,
@@ -264,9 +256,8 @@ def trace_over_nodes(
     via: str,
     with_steps: bool,
     output: str,
-    server: ServerOptions,
     namespace: str,
-    pods: PodOptions,
+    cluster: ClusterOptions,
 ) -> None:
     """Follow the first packet of a connection from SRC to DST: to an endpoint, or to the rule that stops it.
 
@@ -283,10 +274,10 @@ def trace_over_nodes(
     """
     from pykubeproxy.nodes.directory import cluster_directory
 
-    namespace = namespace_of(server, namespace)
+    namespace = cluster.namespace(namespace)
     start = parse_source(source, namespace)
     end = parse_destination(destination, namespace)
-    client = open_client(server)
+    client = cluster.client()
     directory, remarks = cluster_directory(client, (start, end))
     if via and directory.node(via) is None:
         raise click.UsageError(f"--via-node: there is no node {via}; run `kubectl get nodes`")
@@ -299,7 +290,7 @@ def trace_over_nodes(
         entry=via or _any_node(directory, start, family),
     )
     echo_notes({"": (*remarks, *ends.notes)})
-    with node_access(client, pods) as access:
+    with node_access(client, cluster) as access:
         read = _reader(access, directory)
         found = trace_in_cluster(ends, directory, _entrances(ends, directory), read, via=via)
     _emit(found, output, with_steps)

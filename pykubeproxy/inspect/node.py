@@ -14,8 +14,6 @@ from pykubeproxy.inspect.targets import ServiceFilter
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.ruleset import Counters, Ruleset
-from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import ApiServers, PortName
 
 
 def unread_rules(family: Family) -> str:
@@ -61,10 +59,6 @@ class NodeState(msgspec.Struct, frozen=True):
     - `rules`: those of a service proxy, by family; chains of live rules may be read when they are needed
     - `network`: its addresses and routes
     - `config`: the configuration of its proxy; None if it must be inferred from the rules
-    - `cluster`: the objects from which its rules should follow; None if they are not known
-    - `objects_title`: where objects and settings come from, as one side of a comparison
-    - `api_servers`: addresses at which the reader, or the agent, reaches an API server
-    - `quarantined`: the service ports that its agent does not serve, and why
     - `other_backend`: the other backend, if it has service-proxy rules too, so that packets pass both; else ""
     - `unread`: what could not be read, and why: "IPv6 rules": "ip6tables-save is missing"
     - `remarks`: sentences about what these rules do not show
@@ -75,10 +69,6 @@ class NodeState(msgspec.Struct, frozen=True):
     rules: Mapping[Family, NodeRules] = {}
     network: NodeNetwork = NodeNetwork()
     config: Config | None = None
-    cluster: Cluster | None = None
-    objects_title: str = ""
-    api_servers: ApiServers = frozenset()
-    quarantined: Mapping[tuple[Family, PortName], str] = {}
     other_backend: str = ""
     unread: Mapping[str, str] = {}
     remarks: Sequence[str] = ()

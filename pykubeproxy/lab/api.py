@@ -1,7 +1,7 @@
 """A client for the lab's API server, and the objects that the lab creates there."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import urllib3
@@ -74,18 +74,6 @@ class Api:
         except ApiFailure as error:
             if error.status != 404:
                 raise
-
-    def watch(self, path: str) -> Iterator[Object]:
-        """Yield the events of a list, starting with ADDED for each object, until the server closes it."""
-        response = self._request(
-            "GET",
-            f"{path}?watch=true&timeoutSeconds=3600",
-            preload_content=False,
-            timeout=urllib3.Timeout(connect=5.0, read=None),
-        )
-        if response.status >= 300:
-            raise ApiFailure(response.status, f"GET {path}: {response.status}")
-        yield from map(json.loads, response)
 
 
 def in_namespace(path: str, namespace: str) -> str:

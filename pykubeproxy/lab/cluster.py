@@ -4,7 +4,6 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +21,10 @@ from pykubeproxy.lab.pods import (
     DaemonSet,
     LabPod,
     PodState,
-    PublishedPod,
+    PublishedObject,
     Publisher,
-    SliceController,
     proxy_pod,
+    slices,
     workload,
     workload_pod,
 )
@@ -132,25 +131,24 @@ class Lab:
             self.api.put(NAMESPACES, name, api.namespace(name))
         for name, site in SITES.items():
             self.api.put(NODES, name, api.node(site))
-        self._controller = SliceController(self.api, lambda: list(self.pods.values()))
-        stack.callback(self._controller.stop)
-        threading.Thread(target=self._controller.follow, name="slices", daemon=True).start()
         self.directory.kubeconfig.write_text(server.kubeconfig(self.api.url))
         for name, node in self.network.nodes.items():
             self.agents[name] = AgentProcess(node, self.logs, self.api.url, self._settings)
             if self._start_agents:
                 self.agents[name].start()
-        self._publisher = Publisher(self.api, self._published_pods)
+        self._publisher = Publisher(self.api, self._published)
         stack.callback(self._publisher.stop)
         self._publisher.publish()
         self._write_state()
 
-    def _published_pods(self) -> Iterator[PublishedPod]:
-        for pod in list(self.pods.values()):
-            yield workload_pod(pod)
+    def _published(self) -> Iterator[PublishedObject]:
+        pods = list(self.pods.values())
+        yield from map(workload_pod, pods)
         if self._proxy_pods:
             for name, agent in self.agents.items():
                 yield proxy_pod(SITES[name], self._proxy_pods, self._started, agent.alive)
+        for service in self.api.items(SERVICES):
+            yield from map(PublishedObject, slices(service, pods))
 
     def _start_api(self) -> Api:
         address, log = network.FABRIC[0], self.logs / "apiserver.log"
@@ -232,8 +230,7 @@ class Lab:
         self._changed()
 
     def _changed(self) -> None:
-        self._publisher.publish()
-        if self._controller.reconcile():
+        if self._publisher.publish():
             self._write_state()
 
     def service(self, name: str, *, protocols: Sequence[str] = ("TCP",), **spec: object) -> LabService:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import urllib3
 
 from pykubeproxy import __version__
-from pykubeproxy.lab.api import POD_PORT, PODS, SERVICES, SLICES, Api, ApiFailure, Object, in_namespace
+from pykubeproxy.lab.api import POD_PORT, PODS, SLICES, Api, ApiFailure, Object, in_namespace
 from pykubeproxy.lab.apiserver.kubelet import PUBLISHED, running
 from pykubeproxy.lab.apiserver.store import now
 from pykubeproxy.lab.network import Namespace, Site
@@ -22,7 +22,7 @@ from pykubeproxy.lab.prober import Prober, ProbeTarget
 
 WORKLOADS = Path(__file__).with_name("workloads.py")
 TIMEOUT = 10.0
-_CHECK_SECONDS = 1.0  # between two looks at the agents, which may end unnoticed
+_CHECK_SECONDS = 1.0  # between two looks at agents and Services, which others may end and change
 _IMAGE = f"pykubeproxy:{__version__}"
 MANAGER = "lab.pykubeproxy"
 TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"
@@ -144,20 +144,24 @@ def workload(name: str, *options: str) -> list[str]:
     return [sys.executable, "-I", "-S", str(WORKLOADS), name, "--port", str(POD_PORT), *options]
 
 
-class PublishedPod(NamedTuple):
-    """A Pod object, and whether it is being deleted."""
+class PublishedObject(NamedTuple):
+    """An object of the lab: a Pod with its status, which may be being deleted, or an EndpointSlice."""
 
     body: Object
     terminating: bool = False
 
     @property
-    def path(self) -> str:
-        """The path of its list."""
-        return in_namespace(PODS, self.body["metadata"]["namespace"])
-
-    @property
     def name(self) -> str:
         return str(self.body["metadata"]["name"])
+
+    @property
+    def path(self) -> str:
+        """The path of its list."""
+        return in_namespace(PODS if self.is_pod else SLICES, self.body["metadata"]["namespace"])
+
+    @property
+    def is_pod(self) -> bool:
+        return bool(self.body["kind"] == "Pod")
 
 
 class DaemonSet(NamedTuple):
@@ -191,16 +195,16 @@ KUBE_PROXY = DaemonSet(
 
 
 class Publisher:
-    """Writes Pod objects that changed; on a thread of its own too, from construction to `stop`.
+    """Writes objects that changed; on a thread of its own too, from construction to `stop`.
 
-    Objects that clients delete come back with the next change of their pod.
+    Objects that clients delete come back with their next change.
     """
 
-    def __init__(self, api: Api, desired: Callable[[], Iterable[PublishedPod]]) -> None:
+    def __init__(self, api: Api, desired: Callable[[], Iterable[PublishedObject]]) -> None:
         self._api = api
         self._desired = desired
         self._lock = threading.Lock()
-        self._written: dict[str, PublishedPod] = {}
+        self._written: dict[str, PublishedObject] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="publisher", daemon=True)
         self._thread.start()
@@ -215,38 +219,44 @@ class Publisher:
         with self._lock:
             self._stopped.set()
 
-    def publish(self) -> None:
-        """Write what changed since the last call; nothing after `stop`. Raises ApiFailure, HTTPError."""
+    def publish(self) -> bool:
+        """Write what changed since the last call; return False after `stop`. Raises ApiFailure, HTTPError."""
         with self._lock:
             if self._stopped.is_set():
-                return
-            desired = {f"{pod.path}/{pod.name}": pod for pod in self._desired()}
+                return False
+            desired = {f"{item.path}/{item.name}": item for item in self._desired()}
             for path in self._written.keys() - desired.keys():
                 self._delete(path, 0)
                 del self._written[path]
-            for path, pod in desired.items():
+            for path, item in desired.items():
                 before = self._written.get(path)
-                if before is None or before.body != pod.body:
-                    self._write(path, pod)
-                if pod.terminating and not (before and before.terminating):
+                if before is None or before.body != item.body:
+                    self._write(path, item)
+                if item.terminating and not (before and before.terminating):
                     self._delete(path, 30)
-                self._written[path] = pod
+                self._written[path] = item
+            return True
 
-    def _write(self, path: str, pod: PublishedPod) -> None:
-        """Write a status; create the object if there is none."""
+    def _write(self, path: str, item: PublishedObject) -> None:
+        """Write an object, of a Pod its status; create the object if there is none."""
+        body, path = item.body, f"{path}/status" if item.is_pod else path
+        if not item.is_pod:
+            changed = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            body = body | {"metadata": body["metadata"] | {"annotations": {TRIGGER_TIME: changed}}}
         try:
-            self._api.call("PUT", f"{path}/status", pod.body)
+            self._api.call("PUT", path, body)
         except ApiFailure as error:
             if error.status != 404:
                 raise
-            self._api.call("POST", pod.path, pod.body)
-            self._api.call("PUT", f"{path}/status", pod.body)
+            self._api.call("POST", item.path, body)
+            if item.is_pod:
+                self._api.call("PUT", path, body)
 
     def _delete(self, path: str, grace: int) -> None:
         self._api.delete(f"{path}?gracePeriodSeconds={grace}")
 
 
-def workload_pod(pod: LabPod) -> PublishedPod:
+def workload_pod(pod: LabPod) -> PublishedObject:
     """Return the object of a workload pod."""
     spec = {"nodeName": pod.site.name, "containers": [_container(pod.app, "lab")]}
     status = _status(spec, pod.site, pod.addresses, pod.started, pod.status.ready)
@@ -254,10 +264,10 @@ def workload_pod(pod: LabPod) -> PublishedPod:
     if not pod.status.running:
         status["phase"] = "Succeeded"
     body = _pod(pod.name, "default", {"app": pod.app}, {}, spec, status)
-    return PublishedPod(body, pod.status.terminating)
+    return PublishedObject(body, pod.status.terminating)
 
 
-def proxy_pod(site: Site, daemon_set: DaemonSet, started: str, alive: bool) -> PublishedPod:
+def proxy_pod(site: Site, daemon_set: DaemonSet, started: str, alive: bool) -> PublishedObject:
     """Return the object of a node's proxy pod: running in any case, ready while the proxy's process is alive.
 
     So exec works in the pod of a proxy that was stopped, as in one that hangs.
@@ -274,7 +284,7 @@ def proxy_pod(site: Site, daemon_set: DaemonSet, started: str, alive: bool) -> P
     pod = _pod(f"{daemon_set.name}-{site.name}", "kube-system", daemon_set.labels, annotations, spec, status)
     owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": daemon_set.name, "uid": daemon_set.name}
     pod["metadata"]["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": True}]
-    return PublishedPod(pod)
+    return PublishedObject(pod)
 
 
 def _pod(
@@ -300,55 +310,8 @@ def _status(spec: Object, site: Site, addresses: Iterable[str], started: str, re
     return running(spec, list(addresses), started, ready) | {"hostIP": site.addresses[0], "hostIPs": hosts}
 
 
-class SliceController:
-    """Reconciles EndpointSlices with Services and pods: Lab calls `reconcile` after its changes, a thread `follow`."""
-
-    def __init__(self, api: Api, pods: Callable[[], Iterable[LabPod]]) -> None:
-        self._api = api
-        self._pods = pods
-        self._lock = threading.Lock()
-        self._written: dict[tuple[str, str], Object] = {}
-        self._stopped = threading.Event()
-
-    def follow(self) -> None:
-        """Watch Services and reconcile until stopped."""
-        while not self._stopped.wait(0.5):
-            try:
-                for event in self._api.watch(SERVICES):
-                    # Others maintain the slices of Services without a selector.
-                    if event["object"].get("spec", {}).get("selector"):
-                        self.reconcile()
-            except (ApiFailure, urllib3.exceptions.HTTPError, OSError, ValueError):
-                pass  # the server is down or injects a fault: retry
-
-    def stop(self) -> None:
-        with self._lock:
-            self._stopped.set()
-
-    def reconcile(self) -> bool:
-        """Write the slices that changed since the last call, and delete stale ones; return False after `stop`."""
-        with self._lock:
-            if self._stopped.is_set():
-                return False
-            desired = {
-                (slice_["metadata"]["namespace"], slice_["metadata"]["name"]): slice_
-                for service in self._api.items(SERVICES)
-                for slice_ in slices(service, self._pods())
-            }
-            for key in self._written.keys() - desired.keys():
-                self._api.delete(f"{in_namespace(SLICES, key[0])}/{key[1]}")
-                del self._written[key]
-            for key, slice_ in desired.items():
-                if self._written.get(key) != slice_:
-                    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-                    stamped = {**slice_["metadata"], "annotations": {TRIGGER_TIME: now}}
-                    self._api.put(in_namespace(SLICES, key[0]), key[1], {**slice_, "metadata": stamped})
-                    self._written[key] = slice_
-            return True
-
-
 def slices(service: Object, pods: Iterable[LabPod]) -> list[Object]:
-    """Return a Service's slices, one for each address family; [] without a selector."""
+    """Return a Service's slices, one for each address family; [] without a selector: others write those."""
     spec, metadata = service["spec"], service["metadata"]
     selector = spec.get("selector")
     if not selector:
@@ -359,8 +322,6 @@ def slices(service: Object, pods: Iterable[LabPod]) -> list[Object]:
         "kubernetes.io/service-name": metadata["name"],
         "endpointslice.kubernetes.io/managed-by": MANAGER,
     }
-    if spec.get("clusterIP") == "None":
-        labels["service.kubernetes.io/headless"] = ""
     return [
         {
             "apiVersion": "discovery.k8s.io/v1",

@@ -36,9 +36,11 @@ class NoObjects(ReadError):
 class KnownObjects(msgspec.Struct, frozen=True):
     """Objects, the node they are asked for, and the settings of its proxy.
 
-    - `title`: where they come from, as one side of a comparison
-    - `config`: None if it must be inferred from rules
-    - others: as in NodeState
+    - `title`: where objects and settings come from, as one side of a comparison
+    - `config`: the configuration of the proxy; None if it must be inferred from rules
+    - `api_servers`: addresses at which the reader, or the agent, reaches an API server
+    - `quarantined`: the service ports that the agent does not serve, and why
+    - `remarks`: sentences about what the objects do not show
     """
 
     title: str
@@ -49,28 +51,15 @@ class KnownObjects(msgspec.Struct, frozen=True):
     quarantined: Mapping[tuple[Family, PortName], str] = {}
     remarks: tuple[str, ...] = ()
 
-    def nodes(self, question: Question) -> Iterator[NodeState]:  # noqa: ARG002
-        """Yield the node without rules: what its proxy should serve. See NodeSource."""
-        yield self.of(NodeState(self.node, Origin(self.title)))
-
     def of(self, state: NodeState) -> NodeState:
-        """Return the state of a node with these objects and settings; the Node replaces one that is only named."""
+        """Return the state of a node with its Node, whose addresses count if those of its interfaces are unknown."""
         network = state.network
         if not network.addresses:
             facts = (rules.facts for rules in state.rules.values() if rules.facts)
             known = tuple(address for one in facts for address in one.addresses) or self.node.addresses
             network = msgspec.structs.replace(network, addresses=frozenset(known))
-        return msgspec.structs.replace(
-            state,
-            network=network,
-            node=self.node if self.node.name else state.node,
-            config=self.config,
-            cluster=self.cluster,
-            objects_title=self.title,
-            api_servers=self.api_servers,
-            quarantined=self.quarantined,
-            remarks=(*state.remarks, *self.remarks),
-        )
+        node = self.node if self.node.name else state.node
+        return msgspec.structs.replace(state, network=network, node=node)
 
 
 class RenderedNode(msgspec.Struct, frozen=True):
@@ -90,7 +79,7 @@ class RenderedNode(msgspec.Struct, frozen=True):
             own.append(context.options.node_ip)
             rules[family] = NodeRules(installed(render(cluster, context), context.options))
         origin = Origin(self.known.title, f"for {self.known.title}", "pykubeproxy")
-        yield self.known.of(NodeState(node, origin, rules, NodeNetwork(frozenset(own))))
+        yield NodeState(node, origin, rules, NodeNetwork(frozenset(own)), remarks=self.known.remarks)
 
 
 def desired_rules(

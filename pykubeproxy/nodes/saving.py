@@ -1,6 +1,6 @@
 """Save nodes in bundles through the API server: made in our pods, or here from what other pods print."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
@@ -31,7 +31,7 @@ from pykubeproxy.pages.servicez import NodeObjects, ObjectDocument
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.failures import Failure
-from pykubeproxy.sources.pods import CommandEnd, ContainerRef, NotInImage, open_command
+from pykubeproxy.sources.pods import ContainerRef, NotInImage, run_in_pod
 from pykubeproxy.wording import one_line
 
 # The limits of `pykubeproxy bundle` in a pod, whose commands have limits of their own.
@@ -122,11 +122,10 @@ def _copy(
     neither. Return None if the pod has no such command. Raises Failure, InvalidBundle, OSError.
     """
     try:
-        with (
-            open_command(client, container, _BUNDLE, seconds=_SECONDS, max_bytes=_MOST_BYTES) as pieces,
-            new_file(path) as file,
-        ):
-            ended = _copied(pieces, file.write)
+        with new_file(path) as file:
+            ended = run_in_pod(
+                client, container, _BUNDLE, write=file.write, seconds=_SECONDS, max_bytes=_MOST_BYTES
+            )
             if ended.exit_code:
                 raise _Unable(one_line(ended.errors) or f"exit status {ended.exit_code}")
             file.seek(0)
@@ -173,16 +172,6 @@ def _make(
     return missing(entry.file for entry in members if entry.file.name != NFT_RULESET)
 
 
-def _copied(pieces: Generator[bytes, None, CommandEnd], write: Callable[[bytes], object]) -> CommandEnd:
-    """Pass on all pieces, and return how the command ended."""
-    while True:
-        try:
-            write(next(pieces))
-        except StopIteration as end:
-            ended: CommandEnd = end.value
-            return ended
-
-
 def _tables(client: Client, container: ContainerRef) -> Sequence[Member]:
     """Collect the tables of both backends, or of the only one. Raises _NoTables."""
     found: Sequence[Member] = ()
@@ -201,8 +190,7 @@ def _section(client: Client, container: ContainerRef, name: str, command: tuple[
 
 
 def _run(client: Client, container: ContainerRef, command: tuple[str, ...], content: Content) -> None:
-    with open_command(client, container, command) as pieces:
-        ended = _copied(pieces, content.write)
+    ended = run_in_pod(client, container, command, write=content.write)
     if ended.exit_code:
         reason = one_line(ended.errors) or f"exit status {ended.exit_code}"
         raise Failure(f"{command[0]} in pod {container} failed: {reason}")

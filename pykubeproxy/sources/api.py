@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import structlog
 
-from pykubeproxy.objects import Event, Key, Kind, Listed, Object
+from pykubeproxy.objects import Event, Key, Kind, Listed, Object, object_meta
 from pykubeproxy.sources import wire
-from pykubeproxy.sources.client import ESSENTIAL_JSON, Client, WatchResponse
+from pykubeproxy.sources.client import ESSENTIAL_JSON, ApiResponse, Client
 from pykubeproxy.sources.connection import ConnectionState, Lifetime, Reconnection, Timing
 from pykubeproxy.sources.failures import Expired, Failure, Forbidden
 from pykubeproxy.sources.tracker import ObjectTracker
@@ -86,7 +86,7 @@ class ListForbidden(SourceError):
 class _OpenWatch:
     """The response to a watch request, line by line."""
 
-    def __init__(self, number: int, response: WatchResponse, lifetime: Lifetime) -> None:
+    def __init__(self, number: int, response: ApiResponse, lifetime: Lifetime) -> None:
         self.number, self.response, self.lifetime = number, response, lifetime
         self._seconds = 0.0
         self._lines = wire.lines(self._pieces())
@@ -114,8 +114,8 @@ class ApiWatch:
         self.name = f"watch-{resource.plural}"
         self._client, self._resource, self._timing = client, resource, timing
         self._tracker = ObjectTracker(resource.kind)
-        reconnection = reconnection or Reconnection(timing.first_pause, timing.longest_pause)
-        self._connection = ConnectionState(resource.plural, reconnection, timing, client.contact)
+        self._reconnection = reconnection or Reconnection(timing.first_pause, timing.longest_pause)
+        self._connection = ConnectionState(resource.plural, self._reconnection, timing, client.contact)
         self._numbers = itertools.count()  # of watch requests
         # Objects of a watch that wait to be decoded, and when the next one must be, however many others arrive.
         self._large: dict[Key, wire.Item] = {}
@@ -137,7 +137,7 @@ class ApiWatch:
     @property
     def outage(self) -> Outage | None:
         """The current outage."""
-        return self._connection.outage()
+        return self._connection.outages.outage()
 
     def once(self) -> tuple[Listed, ...]:
         """List. Raises SourceError, ListForbidden."""
@@ -160,7 +160,7 @@ class ApiWatch:
                 pause = self._connection.ended(self._watch(emit))
             except Failure as failure:
                 pause = self._connection.failed(failure)
-            self._connection.wait(pause)
+            self._reconnection.wait(pause)
 
     def _expect_newest(self) -> None:
         """List next. A list of one object is cheap, and shows whether versions went back while no watch was open."""
@@ -200,7 +200,7 @@ class ApiWatch:
                     try:
                         goes_on = self._read(current, emit, seconds) is not None
                     except Failure:
-                        self._connection.heard(current.response.acknowledged)
+                        self._connection.outages.heard(current.response.acknowledged)
                         if not successor:
                             raise
                         goes_on = False
@@ -306,8 +306,8 @@ class ApiWatch:
     def _event(self, line: bytes, watch: int) -> Event | None:
         """Return the event for one line of a watch, None if nothing changed. Advance the version."""
         event = wire.event(line)
-        self._connection.heard()
-        meta = wire.meta(event.object)
+        self._connection.outages.heard()
+        meta = object_meta(event.object)
         key, version = meta.key(self._resource.kind), meta.resourceVersion or ""
         if self._tracker.is_stale(key, version, watch):
             log.debug("stale event", resource=self._resource.plural, key=key, version=version)

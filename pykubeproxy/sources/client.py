@@ -5,7 +5,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -16,8 +17,7 @@ from pykubeproxy import __version__
 from pykubeproxy.sources import failures
 from pykubeproxy.sources.attempt import Attempt, OutOfTime, current
 from pykubeproxy.sources.contact import Contact
-from pykubeproxy.sources.credential_store import CredentialStore
-from pykubeproxy.sources.credentials import Credentials
+from pykubeproxy.sources.credentials import Credentials, CredentialStore
 from pykubeproxy.sources.failures import Failure, Unreachable
 from pykubeproxy.sources.transport import Keepalive, ServerAddresses, Transport, content
 from pykubeproxy.sources.watch import SourceError
@@ -39,6 +39,7 @@ ESSENTIAL_JSON = f"{_JSON};drop=metadata.managedFields"
 # Yield pieces of what a server sends over a new connection; the arguments are the connection, the URL of the server and
 # the headers that authenticate a request.
 Conversation = Callable[[socket.socket, str, HTTPHeaderDict], Generator[bytes, None, None]]
+_Exchange = Callable[[Transport, Credentials], Generator[bytes, None, None]]
 
 
 class _ApiRequest(msgspec.Struct, frozen=True):
@@ -51,7 +52,6 @@ class _ApiRequest(msgspec.Struct, frozen=True):
     idle: float
     body: Mapping[str, object] | None = None
     compressible: bool = False
-    meanwhile: Callable[[], None] | None = None
     accept: str = _JSON
 
     @property
@@ -127,9 +127,9 @@ class Client:
         Raises Failure unless the status is 200.
         """
         target = f"{path}?{urlencode(query)}"
-        request = _ApiRequest("GET", target, resource, verbs, idle, None, compressible, meanwhile, accept)
-        with self._open(request) as attempt:
-            yield self._pieces(attempt, idle, end)
+        request = _ApiRequest("GET", target, resource, verbs, idle, None, compressible, accept)
+        with self._opened(partial(self._exchange, request), idle, meanwhile) as response:
+            yield response.pieces(idle, end)
 
     @contextmanager
     def connection(
@@ -139,13 +139,13 @@ class Client:
 
         The first piece must arrive within `idle` seconds, at most a minute. Raises Failure, as the conversation may.
         """
-        with self._attempt(lambda: self._converse(conversation), idle) as attempt:
-            yield self._pieces(attempt, idle, end)
+        with self._opened(partial(self._converse, conversation), idle) as response:
+            yield response.pieces(idle, end)
 
     def delete(self, path: str, query: Mapping[str, str | int], *, resource: str, idle: float) -> None:
         """Delete an object. Raises Failure, also if there is no such object."""
-        target = f"{path}?{urlencode(query)}"
-        with self._open(_ApiRequest("DELETE", target, resource, "delete of", idle)):
+        request = _ApiRequest("DELETE", f"{path}?{urlencode(query)}", resource, "delete of", idle)
+        with self._opened(partial(self._exchange, request), idle):
             pass
 
     def post(self, path: str, body: Mapping[str, object], *, resource: str, idle: float) -> bytes:
@@ -153,10 +153,11 @@ class Client:
 
         Raises Failure if the server does not accept the object.
         """
-        with self._open(_ApiRequest("POST", path, resource, "new", idle, body)) as attempt:
+        request = _ApiRequest("POST", path, resource, "new", idle, body)
+        with self._opened(partial(self._exchange, request), idle) as response:
             received = b""
             try:
-                for piece in self._pieces(attempt, idle, time.monotonic() + idle):
+                for piece in response.pieces(idle, time.monotonic() + idle):
                     received += piece
                     if len(received) >= _MAX_CREATED:
                         break
@@ -164,146 +165,97 @@ class Client:
                 return b""
             return received[:_MAX_CREATED]
 
-    @contextmanager
-    def _open(self, request: _ApiRequest) -> Iterator[Attempt]:
-        """Send a request and yield the attempt when the header of the response has arrived. Raises Failure."""
-        with self._attempt(lambda: self._exchange(request), request.idle, request.meanwhile) as attempt:
-            yield attempt
-
     def watch(
         self, path: str, query: Mapping[str, str | int], *, resource: str, answer: float, seconds: float
-    ) -> "WatchResponse":
+    ) -> "ApiResponse":
         """Send a GET and return its response, which has yet to arrive: within `answer` seconds, at most a minute.
 
         The response must end `seconds` after that. Close it. Raises Failure.
         """
         target, limit = f"{path}?{urlencode(query)}", seconds + answer
         request = _ApiRequest("GET", target, resource, "list and watch of", limit, accept=ESSENTIAL_JSON)
-        attempt = self._start(lambda: self._exchange(request))
-        return WatchResponse(attempt, self, min(answer, _LONGEST_ANSWER), seconds)
+        return self._start(partial(self._exchange, request), answer, seconds)
 
     @contextmanager
-    def _attempt(
-        self,
-        produce: Callable[[], Generator[bytes, None, None]],
-        idle: float,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> Iterator[Attempt]:
-        """Yield the attempt when its first part has arrived. Raises Failure."""
-        attempt = self._start(produce, meanwhile)
-        try:
-            seconds = min(idle, _LONGEST_ANSWER)
-            try:
-                attempt.take(seconds)
-            except OutOfTime as missing:
-                raise self.unanswered(str(missing), seconds) from None
-            self.contact.opened(attempt)
-            yield attempt
-        except Failure as failure:
-            self.failed(failure, attempt)
-            raise
-        finally:
-            self.contact.closed(attempt)
-            attempt.cancel()
+    def _opened(
+        self, exchange: _Exchange, idle: float, meanwhile: Callable[[], None] | None = None
+    ) -> Iterator["ApiResponse"]:
+        """Yield a response when its header has arrived. Raises Failure."""
+        with closing(self._start(exchange, idle, math.inf, meanwhile)) as response:
+            while response.opened is None:
+                response.read(idle)
+            yield response
 
     def _start(
-        self, produce: Callable[[], Generator[bytes, None, None]], meanwhile: Callable[[], None] | None = None
-    ) -> Attempt:
+        self,
+        exchange: _Exchange,
+        answer: float,
+        seconds: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> "ApiResponse":
         self._bucket.wait()
         self.contact.requested()
         try:
-            return Attempt(produce, meanwhile)
+            attempt = Attempt(partial(self._authenticated, exchange), meanwhile)
         except RuntimeError as error:
             raise Failure(f"the request to {self.server} failed: {error}") from None
+        return ApiResponse(attempt, self, min(answer, _LONGEST_ANSWER), seconds)
 
-    def unanswered(self, missing: str, seconds: float) -> Failure:
-        """Return the failure of a request without an answer in time; `missing` is as in OutOfTime."""
-        reason = f"no {missing} {self.server} within {seconds:.0f} s"
-        if missing == "credentials for":
-            return Failure(reason)
-        return Unreachable(reason, persistent=missing == "response from")
-
-    def failed(self, failure: Failure, attempt: Attempt) -> None:
-        """Record the failure of a request."""
-        self.contact.failed(failure, attempt.acknowledged)
+    def failed(self, failure: Failure, acknowledged: float) -> None:
+        """Record the failure of a request, and when its peer last acknowledged a packet."""
+        self.contact.failed(failure, acknowledged)
         if isinstance(failure, Unreachable):
             # Idle connections may be dead too.
             self._transport.drop_idle()
 
-    def _pieces(self, attempt: Attempt, idle: float, end: float) -> Iterator[bytes]:
-        while True:
-            left = end - time.monotonic()
-            if left <= 0:
-                raise Failure("the API server's response takes too long", persistent=True)
-            try:
-                piece = attempt.take(min(idle, left))
-            except OutOfTime:
-                if left > idle:
-                    reason = f"no data from {self.server} for too long"
-                    raise Unreachable(reason, persistent=True) from None
-                continue
-            if piece is None:
-                return
-            self.contact.heard()
-            yield piece
-
-    def _exchange(self, request: _ApiRequest) -> Generator[bytes, None, None]:
-        """Yield an empty part for the header of the response, then the pieces of its body."""
-        server = self.server
+    def _authenticated(self, exchange: _Exchange) -> Generator[bytes, None, None]:
+        """Yield the parts of an exchange; turn all exceptions into Failures."""
         try:
             current().missing = "credentials for"
             credentials = self._credentials.get()
-            headers = _headers(credentials) | {"Accept": request.accept}
-            if request.compressible and credentials.compression:
-                headers["Accept-Encoding"] = "gzip"
-            body = None
-            if request.body:
-                headers["Content-Type"] = _JSON
-                body = msgspec.json.encode(request.body)
-            transport = self._transport_for(credentials)
-            response = transport.send(request.method, request.target, headers, body, request.idle + _LATER)
             try:
-                pieces = content(response)
-                if response.status not in request.accepted:
-                    failure = failures.from_response(response, pieces, request.resource, request.verbs)
-                    raise self._failure(credentials, failure)
-                self.contact.heard()
-                yield b""
-                server = "the API server"
-                yield from pieces
-            finally:
-                response.close()
-                response.release_conn()
+                yield from exchange(self._transport_for(credentials), credentials)
+            except Failure as failure:
+                if isinstance(failure, failures.Unauthorized):
+                    self._credentials.reject(credentials)
+                if not failure.server_wide:
+                    self.contact.heard()
+                raise
         except SourceError as error:
             raise Failure(str(error)) from None
         except Exception as error:
             # The client and its identity providers raise nearly anything.
-            raise failures.from_exception(error, server) from None
+            raise failures.from_exception(error, self.server) from None
 
-    def _converse(self, conversation: Conversation) -> Generator[bytes, None, None]:
-        server = self.server
+    def _exchange(
+        self, request: _ApiRequest, transport: Transport, credentials: Credentials
+    ) -> Generator[bytes, None, None]:
+        """Yield an empty part for the header of the response, then the pieces of its body."""
+        headers = _headers(credentials) | {"Accept": request.accept}
+        if request.compressible and credentials.compression:
+            headers["Accept-Encoding"] = "gzip"
+        body = None
+        if request.body:
+            headers["Content-Type"] = _JSON
+            body = msgspec.json.encode(request.body)
+        response = transport.send(request.method, request.target, headers, body, request.idle + _LATER)
         try:
-            current().missing = "credentials for"
-            credentials = self._credentials.get()
-            connection = self._transport_for(credentials).connect()
-            current().missing = "response from"
-            try:
-                yield from conversation(connection, server, _headers(credentials))
-            except Failure as failure:
-                raise self._failure(credentials, failure) from None
-            finally:
-                connection.close()
-        except SourceError as error:
-            raise Failure(str(error)) from None
-        except Exception as error:
-            raise failures.from_exception(error, server) from None
-
-    def _failure(self, credentials: Credentials, failure: Failure) -> Failure:
-        if isinstance(failure, failures.Unauthorized):
-            self._credentials.reject(credentials)
-        if not failure.server_wide:
+            pieces = content(response)
+            if response.status not in request.accepted:
+                raise failures.from_response(response, pieces, request.resource, request.verbs)
             self.contact.heard()
-        return failure
+            yield b""
+            yield from pieces
+        finally:
+            response.close()
+            response.release_conn()
+
+    def _converse(
+        self, conversation: Conversation, transport: Transport, credentials: Credentials
+    ) -> Generator[bytes, None, None]:
+        with closing(transport.connect()) as connection:
+            current().missing = "response from"
+            yield from conversation(connection, self.server, _headers(credentials))
 
     def _transport_for(self, credentials: Credentials) -> Transport:
         with self._lock:
@@ -316,8 +268,8 @@ class Client:
             return self._transport
 
 
-class WatchResponse:
-    """The response to a watch request; it may have yet to arrive. Close it."""
+class ApiResponse:
+    """The response to a request; it may have yet to arrive. Close it."""
 
     def __init__(self, attempt: Attempt, client: Client, answer: float, seconds: float) -> None:
         self.opened: float | None = None  # when the header arrived, monotonic
@@ -340,11 +292,7 @@ class WatchResponse:
         except OutOfTime as missing:
             if time.monotonic() < self._end:
                 return b""
-            if self.opened is None:
-                raise self._failed(self._client.unanswered(str(missing), self._answer)) from None
-            raise self._failed(
-                Unreachable("the API server did not end a watch in time", persistent=True)
-            ) from None
+            raise self._failed(self._unanswered(str(missing))) from None
         except Failure as failure:
             raise self._failed(failure) from None
         if self.opened is None:
@@ -355,13 +303,34 @@ class WatchResponse:
             self._client.contact.heard()
         return piece
 
+    def pieces(self, idle: float, end: float) -> Iterator[bytes]:
+        """Yield the pieces, each of which must arrive within `idle` seconds, and all until `end`. Raises Failure."""
+        while (left := end - time.monotonic()) > 0:
+            piece = self.read(min(idle, left))
+            if piece is None:
+                return
+            if piece:
+                yield piece
+            elif left > idle:
+                reason = f"no data from {self._client.server} for too long"
+                raise self._failed(Unreachable(reason, persistent=True))
+        raise self._failed(Failure("the API server's response takes too long", persistent=True))
+
     def close(self) -> None:
         """End the request."""
         self._client.contact.closed(self._attempt)
         self._attempt.cancel()
 
+    def _unanswered(self, missing: str) -> Failure:
+        if self.opened is not None:
+            return Unreachable("the API server did not end a watch in time", persistent=True)
+        reason = f"no {missing} {self._client.server} within {self._answer:.0f} s"
+        if missing == "credentials for":
+            return Failure(reason)
+        return Unreachable(reason, persistent=missing == "response from")
+
     def _failed(self, failure: Failure) -> Failure:
-        self._client.failed(failure, self._attempt)
+        self._client.failed(failure, self._attempt.acknowledged)
         return failure
 
 

@@ -11,41 +11,30 @@ import os
 import string
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 from urllib3.util import make_headers
 
 from pykubeproxy.config import yaml
 from pykubeproxy.sources import plugin
-from pykubeproxy.sources.credentials import Credentials, ServerConfig, server_url
+from pykubeproxy.sources.credentials import Credentials, Kubeconfigs, ServerConfig, server_url
 from pykubeproxy.sources.proxies import proxy_for
 from pykubeproxy.sources.watch import SourceError
 
-_LISTS = ("clusters", "users", "contexts")
-# The settings of an entry that name files, relative to the folder of its kubeconfig.
-_PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+_Settings = TypeVar("_Settings", bound=msgspec.Struct)
+# The settings of a cluster or user that name files.
+_PATHS = ("certificate_authority", "client_certificate", "client_key", "token_file")
 # Renew credentials of a plugin this many seconds before they expire.
 _EARLY = 60.0
 # The characters of a header's name, except "%", which escapes the others.
 _LEGAL = frozenset((string.ascii_letters + string.digits + "!#$&'*+-.^_`|~").encode())
 # Temporary files by their content.
 _temporary_files: dict[bytes, str] = {}
-
-
-class Kubeconfigs(msgspec.Struct, frozen=True):
-    """Kubeconfigs to merge, and the context to use, "" for their current one.
-
-    The first file with an entry of a name, or with a current context, wins. Missing files count as empty.
-    """
-
-    paths: tuple[str, ...]
-    context: str = ""
-
-    def __str__(self) -> str:
-        return os.pathsep.join(self.paths)
 
 
 class KubeconfigCluster(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
@@ -90,9 +79,10 @@ class KubeconfigUser(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=
         return bool(self.client_certificate or self.client_certificate_data)
 
 
-class _KubeconfigContext(msgspec.Struct):
+class _KubeconfigContext(msgspec.Struct, frozen=True):
     cluster: str = ""
     user: str = ""
+    namespace: str = ""
 
 
 class _NamedCluster(msgspec.Struct):
@@ -107,7 +97,7 @@ class _NamedUser(msgspec.Struct):
 
 class _NamedContext(msgspec.Struct):
     name: str = ""
-    context: _KubeconfigContext = msgspec.field(default_factory=_KubeconfigContext)
+    context: _KubeconfigContext = _KubeconfigContext()
 
 
 class _KubeconfigFile(msgspec.Struct, rename="kebab"):
@@ -138,129 +128,82 @@ def user_kubeconfigs(path: str, context: str, environment: Mapping[str, str]) ->
     return None
 
 
+class _CurrentContext(NamedTuple):
+    cluster: KubeconfigCluster
+    user: KubeconfigUser
+    namespace: str
+
+
 def context_namespace(kubeconfigs: Kubeconfigs) -> str:
     """Return the namespace of the context, "" if it names none. Raises SourceError."""
-    try:
-        content = read_merged(kubeconfigs)
-        contexts = {entry.get("name"): entry.get("context") or {} for entry in content["contexts"]}
-        return str(contexts.get(content["current-context"], {}).get("namespace") or "")
-    except (SourceError, OSError, yaml.YAMLError, AttributeError) as error:
-        raise SourceError(f"cannot use kubeconfig {kubeconfigs}: {' '.join(str(error).split())}") from None
-
-
-class _Login(NamedTuple):
-    """How a user authenticates; the fields are those of Credentials and of ServerConfig."""
-
-    authorization: Callable[[], str]
-    fresh_until: float
-    cert_file: str | None
-    key_file: str | None
+    with _errors_of(kubeconfigs):
+        return _current_context(kubeconfigs).namespace
 
 
 def load_kubeconfig(
-    kubeconfig: str | Kubeconfigs, master: str, fresh_until: float, with_plugin: bool
+    kubeconfigs: Kubeconfigs, master: str, fresh_until: float, with_plugin: bool
 ) -> Credentials:
-    """Read a kubeconfig and the files that it names, and run its credential plugin if `with_plugin` is set.
+    """Read kubeconfigs and the files that they name, and run the credential plugin if `with_plugin` is set.
 
     `fresh_until` applies to credentials from files. Raises SourceError.
     """
-    if isinstance(kubeconfig, str) and not Path(kubeconfig).expanduser().is_file():
-        raise SourceError(f"kubeconfig {kubeconfig} does not exist or is not a file")
+    with _errors_of(kubeconfigs):
+        context = _current_context(kubeconfigs)
+        cluster, user = effective(context.cluster, context.user, master)
+        credentials = _credentials(cluster, user, fresh_until, with_plugin)
+    proxy = proxy_for(cluster.server, cluster.proxy_url, os.environ)
+    return replace(credentials, server=replace(credentials.server, proxy=proxy))
+
+
+@contextmanager
+def _errors_of(kubeconfigs: Kubeconfigs) -> Iterator[None]:
+    if not any(path.is_file() for path in kubeconfigs.files()):
+        raise SourceError(f"kubeconfig {kubeconfigs} does not exist or is not a file")
     try:
-        content, folder = _read(kubeconfig)
-        cluster, user = effective(*current_context(content), master)
-        login = _login(cluster, user, folder, fresh_until, with_plugin)
-        authority = _pem_file(cluster.certificate_authority_data, cluster.certificate_authority, folder)
+        yield
     except (SourceError, OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise SourceError(f"cannot use kubeconfig {kubeconfig}: {_reason(error)}") from None
-    server = ServerConfig(
-        url=cluster.server,
-        proxy=proxy_for(cluster.server, cluster.proxy_url, os.environ),
-        verify=not cluster.insecure_skip_tls_verify,
-        ca_file=authority,
-        cert_file=login.cert_file,
-        key_file=login.key_file,
-        tls_server_name=cluster.tls_server_name or None,
-    )
-    headers = impersonation_headers(user)
-    return Credentials(
-        server, login.fresh_until, login.authorization, headers, not cluster.disable_compression
-    )
+        raise SourceError(f"cannot use kubeconfig {kubeconfigs}: {_reason(error)}") from None
 
 
-def _read(kubeconfig: str | Kubeconfigs) -> tuple[object, Path]:
-    """Return a decoded kubeconfig and the folder of its relative paths."""
-    if isinstance(kubeconfig, Kubeconfigs):
-        return read_merged(kubeconfig), Path.cwd()
-    file = Path(kubeconfig).expanduser()
-    return _decoded(file), file.absolute().parent
+def _current_context(kubeconfigs: Kubeconfigs) -> _CurrentContext:
+    """Return what the current context names, empty where it names nothing. Raises SourceError, OSError and YAMLError."""
+    files = [_read(path) for path in kubeconfigs.files() if path.is_file()]
+    name = kubeconfigs.context or next((file.current_context for file in files if file.current_context), "")
+    files.reverse()  # the first file wins
+    contexts = {named.name: named.context for file in files for named in file.contexts}
+    if name and name not in contexts:
+        raise SourceError(f"it has no context {name!r}")
+    context = contexts.get(name, _KubeconfigContext())
+    clusters = {named.name: named.cluster for file in files for named in file.clusters}
+    users = {named.name: named.user for file in files for named in file.users}
+    cluster, user = clusters.get(context.cluster), users.get(context.user)
+    return _CurrentContext(cluster or KubeconfigCluster(), user or KubeconfigUser(), context.namespace)
 
 
-def _decoded(file: Path) -> object:
-    documents = list(yaml.documents(file.read_bytes()))
+def _read(path: Path) -> _KubeconfigFile:
+    """Return a kubeconfig with absolute paths."""
+    documents = [document.content for document in yaml.documents(path.read_bytes())]
     if len(documents) > 1:
-        raise SourceError("it has more than one document")
-    return documents[0].content if documents else None
+        raise SourceError(f"{path} has more than one document")
+    content = documents[0] if documents else None
+    file = msgspec.convert(_without_nulls(content or {}), _KubeconfigFile)
+    folder = path.absolute().parent
+    for cluster in file.clusters:
+        cluster.cluster = _with_absolute_paths(cluster.cluster, folder)
+    for user in file.users:
+        user.user = _with_absolute_paths(user.user, folder)
+    return file
 
 
-def read_merged(kubeconfigs: Kubeconfigs) -> dict[str, Any]:
-    """Return one decoded kubeconfig with absolute paths. Raises SourceError, OSError and YAMLError."""
-    merged: dict[str, Any] = {name: {} for name in _LISTS} | {"current-context": ""}
-    for file in (Path(path).expanduser() for path in kubeconfigs.paths):
-        if not file.is_file():
-            continue
-        content = _decoded(file)
-        if content is None:
-            continue
-        if not isinstance(content, dict):
-            raise SourceError(f"{file} is not a mapping")
-        merged["current-context"] = merged["current-context"] or content.get("current-context") or ""
-        for kind in _LISTS:
-            for entry in _entries(content.get(kind), file):
-                merged[kind].setdefault(entry.get("name"), entry)
-    current = kubeconfigs.context or merged["current-context"]
-    return {kind: list(merged[kind].values()) for kind in _LISTS} | {"current-context": current}
-
-
-def _entries(value: object, file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a list, with absolute paths."""
-    for entry in value if isinstance(value, list) else ():
-        if isinstance(entry, dict):
-            yield {key: _absolute(value, file.absolute().parent) for key, value in entry.items()}
-
-
-def _absolute(settings: Any, folder: Path) -> Any:
-    if not isinstance(settings, dict):
-        return settings
+def _with_absolute_paths(settings: _Settings, folder: Path) -> _Settings:
+    """As kubectl does, resolve relative paths from the folder of the kubeconfig, and a plugin with a slash."""
     changed: dict[str, Any] = {
-        key: str(folder / settings[key])
-        for key in _PATHS
-        if isinstance(settings.get(key), str) and settings[key]
+        name: os.path.normpath(folder / path) for name in _PATHS if (path := getattr(settings, name, ""))
     }
-    plugin = settings.get("exec")
-    if isinstance(plugin, dict) and "/" in str(plugin.get("command", "")):
-        changed["exec"] = {**plugin, "command": str(folder / plugin["command"])}
-    return {**settings, **changed}
-
-
-def current_context(content: object) -> tuple[KubeconfigCluster, KubeconfigUser]:
-    """Return cluster and user of the current context of a decoded kubeconfig, empty where it names none.
-
-    Raises SourceError.
-    """
-    if not isinstance(content, dict):
-        raise SourceError("it is empty or not a mapping")
-    try:
-        file = msgspec.convert(_without_nulls(content), _KubeconfigFile)
-    except msgspec.ValidationError as error:
-        raise SourceError(str(error)) from None
-    contexts = {named.name: named.context for named in file.contexts}
-    if file.current_context and file.current_context not in contexts:
-        raise SourceError(f"it has no context {file.current_context!r}")
-    context = contexts.get(file.current_context, _KubeconfigContext())
-    clusters = {named.name: named.cluster for named in file.clusters}
-    users = {named.name: named.user for named in file.users}
-    return clusters.get(context.cluster, KubeconfigCluster()), users.get(context.user, KubeconfigUser())
+    plugin = getattr(settings, "exec", None)
+    if plugin and "/" in str(plugin.get("command")):
+        changed["exec"] = {**plugin, "command": os.path.normpath(folder / plugin["command"])}
+    return replace(settings, **changed)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -279,10 +222,10 @@ def effective(
     credentials. Raises SourceError.
     """
     if master:
-        cluster = msgspec.structs.replace(cluster, server=master, tls_server_name="")
+        cluster = replace(cluster, server=master, tls_server_name="")
     _check(cluster, user)
     tls = cluster.has_authority or cluster.insecure_skip_tls_verify or user.has_certificate
-    cluster = msgspec.structs.replace(cluster, server=server_url(cluster.server, tls=tls))
+    cluster = replace(cluster, server=server_url(cluster.server, tls=tls))
     if cluster.server.startswith("https:"):
         if cluster.has_authority and cluster.insecure_skip_tls_verify:
             raise SourceError("insecure-skip-tls-verify and a certificate authority exclude each other")
@@ -325,41 +268,48 @@ def _check(cluster: KubeconfigCluster, user: KubeconfigUser) -> None:
             raise SourceError(mistake)
 
 
-def _login(
-    cluster: KubeconfigCluster, user: KubeconfigUser, folder: Path, fresh_until: float, with_plugin: bool
-) -> _Login:
-    """Return the login of a user; run the credential plugin or identity provider only if `with_plugin` is set."""
-    token = _token(user, folder)
+def _credentials(
+    cluster: KubeconfigCluster, user: KubeconfigUser, fresh_until: float, with_plugin: bool
+) -> Credentials:
+    """Return the credentials of a user; run the credential plugin or identity provider only if `with_plugin` is set."""
+    token = _token(user)
     header = f"Bearer {token}" if token else _basic(user)
-    login = _Login(
-        lambda: header,
-        fresh_until,
-        _pem_file(user.client_certificate_data, user.client_certificate, folder),
-        _pem_file(user.client_key_data, user.client_key, folder),
+    server = ServerConfig(
+        url=cluster.server,
+        verify=not cluster.insecure_skip_tls_verify,
+        ca_file=_pem_file(cluster.certificate_authority_data, cluster.certificate_authority),
+        cert_file=_pem_file(user.client_certificate_data, user.client_certificate),
+        key_file=_pem_file(user.client_key_data, user.client_key),
+        tls_server_name=cluster.tls_server_name or None,
+    )
+    impersonation = impersonation_headers(user)
+    credentials = Credentials(
+        server, fresh_until, lambda: header, impersonation, not cluster.disable_compression
     )
     if not with_plugin:
-        return login._replace(fresh_until=-math.inf)
+        return replace(credentials, fresh_until=-math.inf)
     if user.auth_provider is not None:
         renewed = plugin.provider_authorization(user.auth_provider)
-        return login._replace(authorization=renewed or login.authorization, fresh_until=math.inf)
-    return _plugin_login(user.exec, cluster, folder, login) if user.exec is not None and not token else login
+        return replace(credentials, authorization=renewed or credentials.authorization, fresh_until=math.inf)
+    if user.exec is not None and not token:
+        return _with_plugin(credentials, user.exec, cluster)
+    return credentials
 
 
-def _token(user: KubeconfigUser, folder: Path) -> str:
+def _token(user: KubeconfigUser) -> str:
     """Return the token; that of a file wins."""
     if not user.token_file:
         # A line break at its end is illegal in a header.
         return user.token.strip()
-    file = folder / user.token_file
     try:
-        if token := file.read_text().strip():
+        if token := Path(user.token_file).read_text().strip():
             return token
         reason = "it is empty"
     except (OSError, UnicodeDecodeError) as error:
         reason = _reason(error)
     if user.token:
         return user.token.strip()
-    raise SourceError(f"cannot read the token in {file}: {reason}")
+    raise SourceError(f"cannot read the token in {user.token_file}: {reason}")
 
 
 def _basic(user: KubeconfigUser) -> str:
@@ -369,36 +319,36 @@ def _basic(user: KubeconfigUser) -> str:
     return make_headers(basic_auth=f"{user.username}:{user.password}")["authorization"]
 
 
-def _plugin_login(
-    settings: dict[str, Any], cluster: KubeconfigCluster, folder: Path, login: _Login
-) -> _Login:
+def _with_plugin(
+    credentials: Credentials, settings: dict[str, Any], cluster: KubeconfigCluster
+) -> Credentials:
     """Run the credential plugin. Without a date, only a 401 shows that its credentials have expired."""
     try:
         program = msgspec.convert(settings, plugin.CredentialPlugin)
     except msgspec.ValidationError as error:
         raise SourceError(f"invalid exec: {error}") from None
-    found = plugin.run(
-        program, folder, _cluster_info(cluster, folder) if program.provideClusterInfo else None
-    )
+    found = plugin.run(program, _cluster_info(cluster) if program.provideClusterInfo else None)
     left = found.seconds_left()
-    login = login._replace(fresh_until=math.inf if left is None else time.monotonic() + left - _EARLY)
+    credentials = replace(
+        credentials, fresh_until=math.inf if left is None else time.monotonic() + left - _EARLY
+    )
     if found.token:
         header = f"Bearer {found.token.strip()}"
-        login = login._replace(authorization=lambda: header)
+        credentials = replace(credentials, authorization=lambda: header)
     if found.clientCertificateData and found.clientKeyData:
-        login = login._replace(
-            cert_file=_temporary_file(found.clientCertificateData.encode()),
-            key_file=_temporary_file(found.clientKeyData.encode()),
-        )
-    return login
+        cert_file = _temporary_file(found.clientCertificateData.encode())
+        key_file = _temporary_file(found.clientKeyData.encode())
+        server = replace(credentials.server, cert_file=cert_file, key_file=key_file)
+        credentials = replace(credentials, server=server)
+    return credentials
 
 
-def _cluster_info(cluster: KubeconfigCluster, folder: Path) -> dict[str, Any]:
+def _cluster_info(cluster: KubeconfigCluster) -> dict[str, Any]:
     """Return the cluster in the form of the ExecCredential API: with the contents of files, not their paths."""
     info: dict[str, Any] = msgspec.to_builtins(cluster)
     if authority := info.pop("certificate-authority", ""):
         try:
-            content = (folder / authority).read_bytes()
+            content = Path(authority).read_bytes()
         except OSError as error:
             raise SourceError(f"cannot read the certificate authority: {error}") from None
         info["certificate-authority-data"] = base64.b64encode(content).decode()
@@ -408,19 +358,16 @@ def _cluster_info(cluster: KubeconfigCluster, folder: Path) -> dict[str, Any]:
     return info
 
 
-def _pem_file(data: str, path: str, folder: Path) -> str | None:
+def _pem_file(data: str, path: str) -> str | None:
     """Return the path of a file with the decoded `data`, or that of a file that must exist; None without both."""
     if data:
         try:
             return _temporary_file(base64.b64decode(data))
         except ValueError as error:
             raise SourceError(f"certificate data or key data is not base64: {error}") from None
-    if not path:
-        return None
-    file = os.path.normpath(folder / path)
-    if not Path(file).is_file():
-        raise SourceError(f"file does not exist: {file}")
-    return file
+    if path and not Path(path).is_file():
+        raise SourceError(f"file does not exist: {path}")
+    return path or None
 
 
 def _temporary_file(content: bytes) -> str:
@@ -443,7 +390,11 @@ def _remove_temporary_files() -> None:
 
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
-    return text if isinstance(error, SourceError | OSError) else f"{type(error).__name__}: {text}"
+    return (
+        text
+        if isinstance(error, SourceError | OSError | msgspec.ValidationError)
+        else f"{type(error).__name__}: {text}"
+    )
 
 
 def impersonation_headers(user: KubeconfigUser) -> tuple[tuple[str, str], ...]:

@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -57,12 +56,12 @@ class _ExecCredential(msgspec.Struct):
     status: PluginCredentials
 
 
-def run(plugin: CredentialPlugin, folder: Path, cluster: Mapping[str, Any] | None) -> PluginCredentials:
-    """Run a plugin in the folder of its kubeconfig; tell it the cluster if given. Raises SourceError.
+def run(plugin: CredentialPlugin, cluster: Mapping[str, Any] | None) -> PluginCredentials:
+    """Run a plugin; tell it the cluster if given. Raises SourceError.
 
     If it takes too long, kill it with its children.
     """
-    exit_code, output, errors = _run(plugin, folder, _environment(plugin, cluster))
+    exit_code, output, errors = _run(plugin, _environment(plugin, cluster))
     if exit_code:
         detail = f": {one_line(errors)}" if errors.strip() else ""
         raise SourceError(f"credential plugin {plugin.command} exited with status {exit_code}{detail}")
@@ -128,7 +127,7 @@ def _environment(plugin: CredentialPlugin, cluster: Mapping[str, Any] | None) ->
     return {**os.environ, **own, "KUBERNETES_EXEC_INFO": msgspec.json.encode(info).decode()}
 
 
-def _run(plugin: CredentialPlugin, folder: Path, environment: dict[str, str]) -> tuple[int, bytes, str]:
+def _run(plugin: CredentialPlugin, environment: dict[str, str]) -> tuple[int, bytes, str]:
     """Return the exit code, the output and the errors of the program."""
     try:
         process = subprocess.Popen(
@@ -136,7 +135,6 @@ def _run(plugin: CredentialPlugin, folder: Path, environment: dict[str, str]) ->
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd=folder,
             env=environment,
             process_group=0,  # a group of its own, so that it can be killed with all that it started
         )

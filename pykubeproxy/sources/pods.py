@@ -5,8 +5,7 @@ Only commands for other nodes import this module; the agent reads no pods.
 
 import socket
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import quote, urlencode
@@ -101,15 +100,8 @@ class NotInImage(Failure):
     """The container's image has no such program."""
 
 
-class CommandEnd(NamedTuple):
-    """How a command ended, and what it wrote to standard error, at most 64 KiB."""
-
-    exit_code: int
-    errors: str
-
-
 class CommandOutput(NamedTuple):
-    """All that a command wrote, and how it ended."""
+    """What a command wrote, at most 64 KiB of it to standard error, and how it ended."""
 
     output: bytes
     errors: str
@@ -121,84 +113,44 @@ def run_in_pod(
     container: ContainerRef,
     command: Sequence[str],
     *,
+    write: Callable[[bytes], object] | None = None,
     seconds: float = _COMMAND_SECONDS,
     silence: float = _COMMAND_SECONDS,
     max_bytes: int = _MAX_OUTPUT,
 ) -> CommandOutput:
-    """Run a command and return its output. Raises Failure, among them NotInImage, Forbidden and NotFound.
+    """Run a command; pass its output to `write` piece by piece, or return it without that.
 
-    The command has `seconds` to end, may write nothing for `silence` seconds, and may write `max_bytes`.
+    The command has `seconds` to end, may write nothing for `silence` seconds, and may write `max_bytes`. Raises Failure,
+    among them NotInImage, Forbidden and NotFound.
     """
-    collected = bytearray()
-    with open_command(
-        client, container, command, seconds=seconds, silence=silence, max_bytes=max_bytes
-    ) as pieces:
-        ended = _collect(pieces, collected)
-    return CommandOutput(bytes(collected), ended.errors, ended.exit_code)
-
-
-def _collect(pieces: Generator[bytes, None, CommandEnd], into: bytearray) -> CommandEnd:
-    """Append all pieces and return how the command ended."""
-    while True:
+    output, errors, status, size = bytearray(), bytearray(), bytearray(), 0
+    write = write or output.extend
+    end, silence = time.monotonic() + seconds, min(silence, seconds)
+    with client.connection(partial(_messages, container, command), idle=silence, end=end) as messages:
         try:
-            into += next(pieces)
-        except StopIteration as end:
-            ended: CommandEnd = end.value
-            return ended
-
-
-@contextmanager
-def open_command(
-    client: Client,
-    container: ContainerRef,
-    command: Sequence[str],
-    *,
-    seconds: float = _COMMAND_SECONDS,
-    silence: float = _COMMAND_SECONDS,
-    max_bytes: int = _MAX_OUTPUT,
-) -> Iterator[Generator[bytes, None, CommandEnd]]:
-    """Run a command; yield a generator of the pieces of its output, whose value is how the command ended.
-
-    See `run_in_pod` for the limits. Raises Failure.
-    """
-    conversation = partial(_messages, container, command)
-    end = time.monotonic() + seconds
-    silence = min(silence, seconds)
-    with client.connection(conversation, idle=silence, end=end) as messages:
-        yield _output(container, command, messages, seconds, silence, max_bytes)
-
-
-def _output(
-    container: ContainerRef,
-    command: Sequence[str],
-    messages: Iterator[bytes],
-    seconds: float,
-    silence: float,
-    max_bytes: int,
-) -> Generator[bytes, None, CommandEnd]:
-    errors, status, size = bytearray(), bytearray(), 0
-    try:
-        for message in messages:
-            channel, content = message[0], message[1:]
-            if channel == _STDOUT:
-                size += len(content)
-                if size > max_bytes:
-                    raise Failure(f"{command[0]} in pod {container} wrote more than {max_bytes >> 20} MiB")
-                yield content
-            elif channel in (_STDERR, _STATUS):
-                kept = errors if channel == _STDERR else status
-                kept += content[: _MAX_ERRORS - len(kept)]
-    except Failure as failure:
-        if failure.persistent:  # out of time
-            silent = isinstance(failure, Unreachable)
-            problem = (
-                f"wrote nothing for {silence:.0f} s" if silent else f"did not end within {seconds:.0f} s"
-            )
-            raise Failure(f"{command[0]} in pod {container} {problem}") from None
-        if not status:
-            raise
+            for message in messages:
+                channel, content = message[0], message[1:]
+                if channel == _STDOUT:
+                    size += len(content)
+                    if size > max_bytes:
+                        raise Failure(
+                            f"{command[0]} in pod {container} wrote more than {max_bytes >> 20} MiB"
+                        )
+                    write(content)
+                elif channel in (_STDERR, _STATUS):
+                    kept = errors if channel == _STDERR else status
+                    kept += content[: _MAX_ERRORS - len(kept)]
+        except Failure as failure:
+            if failure.persistent:  # out of time
+                silent = isinstance(failure, Unreachable)
+                problem = (
+                    f"wrote nothing for {silence:.0f} s" if silent else f"did not end within {seconds:.0f} s"
+                )
+                raise Failure(f"{command[0]} in pod {container} {problem}") from None
+            if not status:
+                raise
     text = errors.decode(errors="replace")
-    return CommandEnd(_exit_code(container, command, bytes(status), text), text)
+    return CommandOutput(bytes(output), text, _exit_code(container, command, bytes(status), text))
 
 
 def _messages(

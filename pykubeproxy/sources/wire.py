@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pykubeproxy.objects import Key, Kind
+from pykubeproxy.objects import BEGINNING, object_meta
 from pykubeproxy.sources.failures import ApiStatus, Failure, from_status, one_line
 
 # An object has at most 1.5 MB in etcd, and 9 MB as JSON, which writes "<" as "\u003c". Skip a larger one.
@@ -24,9 +24,6 @@ _MAX_SKIPPED = 1 << 28
 _BATCH = 1 << 18
 _ITEMS = b'"items":['
 _LONGEST_FIELD = 64
-# Within so many bytes, an object has its name, its namespace and its version.
-_BEGINNING = 4096
-_IDENTITY = re.compile(rb'"(name|namespace|resourceVersion)": ?"([!#-\[\]-~]+)"')
 _EVENT_TYPE = re.compile(rb'\{"type": ?"([A-Z]+)"')
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 PAGE_SIZE = 500  # as in kube-proxy
@@ -42,12 +39,6 @@ class Truncated(bytes):
 
     reason = f"it has more than {MAX_OBJECT >> 20} MiB"
 
-    def meta(self) -> "ObjectMeta":
-        """Return the identity and version of the object, empty if this is the beginning of something else."""
-        # The API server writes these fields before those with other text of users, such as labels.
-        fields = _IDENTITY.findall(self.partition(b'"metadata":')[2])
-        return ObjectMeta(**{field.decode(): value.decode() for field, value in reversed(fields)})
-
 
 class Nested(Truncated):
     """The beginning of an object that is nested too deeply to decode; users may nest `managedFields` like that."""
@@ -56,22 +47,6 @@ class Nested(Truncated):
 
 
 Item = msgspec.Raw | Truncated
-
-
-class ObjectMeta(msgspec.Struct, gc=False):
-    """The identity and version of an object."""
-
-    name: str | None = None
-    namespace: str | None = None
-    resourceVersion: str | None = None  # noqa: N815
-
-    def key(self, kind: Kind) -> Key:
-        """Return the key of the object among those of its kind."""
-        return Key("" if kind is Kind.NODE else self.namespace or "default", self.name or "?")
-
-
-class _AnyObject(msgspec.Struct, gc=False):
-    metadata: ObjectMeta
 
 
 class WatchEvent(msgspec.Struct, gc=False):
@@ -96,7 +71,6 @@ class _ListPage(msgspec.Struct):
 
 _pages = msgspec.json.Decoder(_ListPage)
 _events = msgspec.json.Decoder(WatchEvent)
-_objects = msgspec.json.Decoder(_AnyObject)
 _statuses = msgspec.json.Decoder(ApiStatus)
 
 
@@ -111,7 +85,7 @@ def lines(body: Iterator[bytes], limit: int = MAX_OBJECT) -> Iterator[bytes]:
         *ended, rest = piece.split(b"\n")
         if ended:
             whole = b"".join((*begun, ended[0]))
-            ended[0] = Truncated(whole[:_BEGINNING]) if length + len(ended[0]) > limit else whole
+            ended[0] = Truncated(whole[:BEGINNING]) if length + len(ended[0]) > limit else whole
             begun, length = [], 0
             yield from ended
         if not piece:
@@ -128,8 +102,8 @@ def lines(body: Iterator[bytes], limit: int = MAX_OBJECT) -> Iterator[bytes]:
 
 def _truncated(text: bytes | bytearray, limit: int) -> Truncated:
     """Return the beginning of a text above `limit`. Raises Failure if it is no object."""
-    beginning = Truncated(text[:_BEGINNING])
-    if not beginning.meta().name:
+    beginning = Truncated(text[:BEGINNING])
+    if not object_meta(beginning).name:
         raise Failure(f"the API server sent more than {limit} bytes that are no object", persistent=True)
     return beginning
 
@@ -262,7 +236,7 @@ def _decoded(text: bytes | bytearray, border: bytes) -> list[Item]:
         return [*_items.decode(b"[%s]" % text)]
     except RecursionError:
         if not border:
-            return [Nested(text[:_BEGINNING])]
+            return [Nested(text[:BEGINNING])]
     first, *others = text.replace(border, border[:1] + border).split(border)
     items = (first, *(border[2:] + other for other in others))
     return [decoded for item in items for decoded in _decoded(item, b"")]
@@ -276,7 +250,7 @@ def event(line: bytes) -> WatchEvent:
         decoded = _events.decode(line)
     except (ValueError, RecursionError) as error:
         if isinstance(error, RecursionError) and not isinstance(line, Truncated):
-            return event(Nested(line[:_BEGINNING]))
+            return event(Nested(line[:BEGINNING]))
         raise Failure(f"the API server sent an invalid event: {error}", persistent=True) from None
     if decoded.type == "ERROR":
         raise _error(decoded.object)
@@ -290,18 +264,6 @@ def is_older(version: str, than: str) -> bool:
     """
     numbers = [int(text) for text in (version, than) if text.isascii() and text.isdigit() and len(text) < 20]
     return len(numbers) == 2 and numbers[0] < numbers[1]
-
-
-def meta(raw: Item) -> ObjectMeta:
-    """Return the identity and version of an object, empty if it cannot be decoded."""
-    if isinstance(raw, Truncated):
-        return raw.meta()
-    try:
-        return _objects.decode(raw).metadata
-    except RecursionError:
-        return Nested(bytes(raw)[:_BEGINNING]).meta()
-    except ValueError:
-        return ObjectMeta()
 
 
 def too_large(raw: Item) -> str:

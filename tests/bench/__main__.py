@@ -19,7 +19,6 @@ from tests.bench.program import (
     NoRevision,
     Program,
     current_python,
-    dispatches,
     environment,
     image_python,
     other_checkout,
@@ -83,7 +82,7 @@ def _parts(_context: click.Context, _option: click.Parameter, text: str) -> tupl
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("build/bench"),
     show_default=True,
-    help="Folder for bench.json, bench.txt, bench.md and the curves.",
+    help="Folder for bench.json, bench.txt and the curves.",
 )
 def main(
     quick: bool,
@@ -173,7 +172,7 @@ def _variants(step: Step, backend: str, program: Program) -> Iterator[Program]:
         return
     if "first" in step.rows:
         if program.checkout:
-            yield from (replace(program, dispatch=mode) for mode in dispatches(program.checkout))
+            yield from (replace(program, dispatch=mode) for mode in ("flat", "tree"))
             return
         if backend == "nft":
             yield replace(program, mode="nftables")
@@ -211,7 +210,6 @@ def _publish(report: Report, out: Path) -> None:
     table = "\n".join(as_table(report)) + "\n"
     (out / "bench.txt").write_text(table)
     (out / "bench.json").write_bytes(as_json(report))
-    (out / "bench.md").write_text(page.as_markdown(report.figures))
     click.echo(table)
     drawn = page.draw(report.figures, out)
     click.echo(" ".join(map(str, (out / "bench.json", *drawn))))

@@ -4,7 +4,6 @@ import os
 import platform
 import statistics
 import subprocess
-import textwrap
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
@@ -114,7 +113,6 @@ def show(value: float, unit: str) -> str:
 #: Compare first packets with those at the smallest number of Services.
 FEWEST = "at the fewest services"
 _SHORT = {POD: "without rules", FEWEST: "the fewest"}
-_PROGRAMS = (PEER, ALONE)
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -219,7 +217,7 @@ def judge(figures: Sequence[Figure]) -> list[Verdict]:
 def _ratio(figure: Figure, target: Target, figures: Sequence[Figure]) -> float | None:
     if not target.of:
         return figure.value / target.limit
-    if target.of in _PROGRAMS:
+    if target.of in (PEER, ALONE):
         others = list(of_program(figure, target.of, figures))
     elif target.of == FEWEST:
         others = [other for other in figures if _like(other, figure, figure.name)]
@@ -236,11 +234,6 @@ def _like(other: Figure, figure: Figure, name: str) -> bool:
     """Return whether `other` has this name and the same backend, program and variant, at any size."""
     same = (other.backend, other.variant, other.name) == (figure.backend, figure.variant, name)
     return same and other.program == figure.program
-
-
-_LABEL = 37
-_NOTES = 110
-_GROWING = (START, START_CPU, MEMORY, CHANGE, CHURN)
 
 
 class Report(msgspec.Struct):
@@ -296,75 +289,28 @@ def as_json(report: Report) -> bytes:
 
 
 def as_table(report: Report) -> Iterator[str]:
-    """Yield the lines of the table: pykubeproxy's figures, each other program's with the ratio to it, and the targets."""
+    """Yield a line for each figure of pykubeproxy: those of the other programs, and its targets."""
     yield ", ".join(f"{name} {value}" for name, value in report.host.items())
     verdicts = judge(report.figures)
-    for backend in dict.fromkeys(figure.backend for figure in report.figures):
-        mine = [figure for figure in report.figures if figure.backend == backend]
-        others = [item for item in PROGRAMS[1:] if any(figure.program == item for figure in mine)]
-        yield ""
-        heading = f"{backend:<{_LABEL}}{OURS:>11}" + "".join(f"{item:>11} ratio" for item in others)
-        yield f"{heading}  target"
-        yield "─" * (len(heading) + 35)
-        for figure in _leading(mine):
-            yield from _rows(figure, mine, others, [v for v in verdicts if v.figure is figure])
-        yield from _growth_text(mine)
-    if report.notes:
-        yield ""
-        for note in report.notes:
-            yield from _wrapped(f"! {note}")
-
-
-def _leading(figures: Sequence[Figure]) -> Iterator[Figure]:
-    """Yield the figures that have a row of their own: pykubeproxy's, and others that it lacks."""
-    for figure in figures:
-        if figure.program == OURS or not any(
-            item.program == OURS and comparable(item, figure) for item in figures
-        ):
-            yield figure
-
-
-def _rows(
-    figure: Figure, figures: Sequence[Figure], others: Sequence[str], verdicts: Sequence[Verdict]
-) -> Iterator[str]:
-    """Yield a row for a figure, and one more for each further target."""
-    label = f"{figure.name}, {figure.size}" + (f", {figure.variant}" if figure.variant else "")
-    ours = show(figure.value, figure.unit) if figure.program == OURS else ""
-    cells = f"{label:<{_LABEL}}{ours:>11}"
-    for program in others:
-        other = next(of_program(figure, program, figures), None)
-        if figure.program == program:
-            cells += f"{show(figure.value, figure.unit):>11}      "
-        elif figure.program == OURS and other:
-            ratio = f"{figure.value / other.value:.3g}" if other.value else "-"
-            cells += f"{show(other.value, other.unit):>11} {ratio:>5}"
-        else:
-            cells += f"{'-':>11}      "
-    texts = [f"{v.target.text(figure.unit):<21} {_outcome(v)}" for v in verdicts] or [""]
-    yield f"{cells}  {texts[0]}".rstrip()
-    yield from (f"{'':<{len(cells)}}  {text}" for text in texts[1:])
-
-
-def _growth_text(figures: Sequence[Figure]) -> Iterator[str]:
-    """Yield the growth of the figures with the number of Services that have 10 endpoints."""
-    for name in _GROWING:
-        sizes = sorted(item.size for item in figures if item.name == name and item.program == OURS)
-        alike = [
-            item for item in dict.fromkeys(sizes) if item.services and item.endpoints == GROWTH_FROM.endpoints
+    for figure in sorted(report.figures, key=lambda figure: figure.backend):
+        alike = [item for item in report.figures if comparable(item, figure)]
+        if figure.program != OURS and any(item.program == OURS for item in alike):
+            continue  # on the line of pykubeproxy's
+        label = ", ".join(filter(None, (figure.backend, figure.name, str(figure.size), figure.variant)))
+        texts = [f"{label}: {figure.program} {show(figure.value, figure.unit)}"]
+        for program in PROGRAMS[1:]:
+            for other in of_program(figure, program, alike):
+                if figure.program == OURS:
+                    texts.append(
+                        f"{' '.join((program, other.variant)).strip()} {show(other.value, other.unit)}"
+                    )
+        texts += [
+            f"target {verdict.target.text(figure.unit)}: {_outcome(verdict)}"
+            for verdict in verdicts
+            if verdict.figure is figure
         ]
-        if len(alike) < 2:
-            continue
-        least, most = alike[0], alike[-1]
-        grown = []
-        for program in PROGRAMS:
-            of = {item.size: item.value for item in figures if (item.name, item.program) == (name, program)}
-            if of.get(least) and of.get(most):
-                grown.append(f"{program} x {of[most] / of[least]:.1f}")
-        yield from _wrapped(f"{name}, from {least} to {most}: {', '.join(grown)}")
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _NOTES, subsequent_indent="    ")
+        yield "; ".join(texts)
+    yield from (f"! {note}" for note in report.notes)
 
 
 def _outcome(verdict: Verdict) -> str:

@@ -123,11 +123,6 @@ def tables(figures: Sequence[Figure]) -> dict[str, list[str]]:
     }
 
 
-def as_markdown(figures: Sequence[Figure]) -> str:
-    """Return all tables."""
-    return "\n\n".join(f"{name}:\n\n" + "\n".join(lines) for name, lines in tables(figures).items()) + "\n"
-
-
 def filled(page: str, figures: Sequence[Figure]) -> str:
     """Return the page with new figures in the tables between its markers. Raise KeyError for an unknown name."""
     made = tables(figures)

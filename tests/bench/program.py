@@ -313,11 +313,3 @@ def running(program: Program, there: Place) -> Iterator[Running]:
         yield Running(process, log, started)
     finally:
         end(process)
-
-
-def dispatches(checkout: Checkout) -> tuple[str, ...]:
-    """Return a pykubeproxy's dispatch modes; one empty name if it has no such option."""
-    command = [*checkout.command, "run", "--help"]
-    variables = {**os.environ, **checkout.environment}
-    options = subprocess.run(command, capture_output=True, text=True, check=True, env=variables).stdout
-    return ("flat", "tree") if "--dispatch" in options else ("",)

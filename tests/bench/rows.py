@@ -1,17 +1,17 @@
 """Measure a running program: starts, changes, repairs and commands, in the units that `figures` names."""
 
-import ctypes
-import os
-import socket
-import struct
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from pykubeproxy.kernel import nftables
+from pykubeproxy.kernel.legacy import entries
 from pykubeproxy.lab.network import Namespace
+from pykubeproxy.objects import Family
 from tests.bench import connects, workload
 from tests.bench import figures as f
 from tests.bench.plan import Effort
@@ -19,12 +19,7 @@ from tests.bench.program import Place, Program, Running, place, running
 from tests.bench.testbed import Cluster, Testbed, pause_until
 from tests.bench.workload import Size
 
-_NETLINK_NETFILTER, _NETLINK_ADD_MEMBERSHIP, _SOL_NETLINK = 12, 1, 270
-_GROUP_NFTABLES = 7
-_SO_RCVBUFFORCE = 33
-# NFT_MSG_NEWGEN ends the notifications of each transaction.
-_NEW_GENERATION = 10 << 8 | 15
-_IPT_SO_GET_INFO = 64
+_ENDPOINT = re.compile(rb"KUBE-SEP-\w+")
 _POLL_SECONDS = 0.001
 
 
@@ -32,95 +27,11 @@ class TimedOut(RuntimeError):
     """The rules did not change in time."""
 
 
-class ChangeWatch(Protocol):
-    """Waits until a chain of the IPv4 table nat has a given number of endpoints."""
-
-    def arm(self) -> None: ...
-    def wait(self, chain: str, endpoints: int, seconds: float) -> float: ...
-    def close(self) -> None: ...
-
-
-class NftWatch:
-    """Uses nftables notifications, and lists the chain after each transaction."""
-
-    def __init__(self, node: Namespace, environment: Mapping[str, str]) -> None:
-        self._node, self._environment = node, environment
-        with node.entered():
-            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
-        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 64 << 20)
-        self._socket.bind((0, 0))
-        self._socket.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _GROUP_NFTABLES)
-
-    def arm(self) -> None:
-        """Discard the notifications so far."""
-        self._socket.setblocking(False)
-        try:
-            while True:
-                self._socket.recv(1 << 18)
-        except BlockingIOError:
-            pass
-
-    def wait(self, chain: str, endpoints: int, seconds: float) -> float:
-        """Return the time.monotonic() of the transaction that made the change. Raise TimedOut."""
-        deadline = time.monotonic() + seconds
-        while True:
-            self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
-                message = self._socket.recv(1 << 18)
-            except TimeoutError:
-                raise TimedOut(f"{chain} did not change in {seconds:.0f} s") from None
-            moment = time.monotonic()
-            if _NEW_GENERATION in _types(message) and self._endpoints(chain) == endpoints:
-                return moment
-
-    def _endpoints(self, chain: str) -> int:
-        return sum(" -j KUBE-SEP-" in rule for rule in rules(self._node, chain, self._environment))
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
-
-class LegacyWatch:
-    """Polls the size of the table, which each added or removed endpoint changes."""
-
-    def __init__(self, node: Namespace) -> None:
-        with node.entered():
-            self._socket = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._before = 0
-
-    def arm(self) -> None:
-        """Store the current size."""
-        self._before = self._rules()
-
-    def wait(self, chain: str, endpoints: int, seconds: float) -> float:
-        """Return the time.monotonic() of the change. Raise TimedOut."""
-        deadline = time.monotonic() + seconds
-        while self._rules() == self._before:
-            if time.monotonic() > deadline:
-                raise TimedOut(f"table nat did not change in {seconds:.0f} s")
-            time.sleep(_POLL_SECONDS)
-        return time.monotonic()
-
-    def _rules(self) -> int:
-        """Return the number of entries of table nat, in 50 µs at any size."""
-        info = ctypes.create_string_buffer(b"nat", 84)
-        length = ctypes.c_uint32(84)
-        number = self._socket.fileno()
-        if self._libc.getsockopt(number, socket.SOL_IP, _IPT_SO_GET_INFO, info, ctypes.byref(length)):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        # After the name (32 bytes): a mask of hooks, their entries and underflows (5 each), then the number.
-        return int(struct.unpack_from("I", info.raw, 32 + 4 * 11)[0])
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
-
-def watch_tables(backend: str, node: Namespace, environment: Mapping[str, str]) -> ChangeWatch:
-    """Return the watch for a backend."""
-    return NftWatch(node, environment) if backend == "nft" else LegacyWatch(node)
+def _rules_of(backend: str, chain: str) -> int:
+    """Return a number that an added or removed endpoint of the Service of this chain changes. Takes some 50 µs."""
+    if backend == "legacy":
+        return entries(Family.IPV4, "nat")
+    return len(nftables.texts_below(Family.IPV4, "nat", chain, _ENDPOINT))
 
 
 def rules(node: Namespace, chain: str, environment: Mapping[str, str]) -> list[str]:
@@ -141,16 +52,6 @@ def rewrite(node: Namespace, chain: str, environment: Mapping[str, str]) -> floa
         return time.monotonic() - started
 
 
-def _types(message: bytes) -> set[int]:
-    """Return the types of the netlink messages in a datagram."""
-    types, at = set(), 0
-    while at + 16 <= len(message):
-        length, kind = struct.unpack_from("IH", message, at)
-        types.add(kind)
-        at += max(length + 3 & ~3, 16)
-    return types
-
-
 # What a start cannot do without.
 _IMPORTS = "import click, msgspec, urllib3, ssl, json"
 _LONGEST = 300.0
@@ -160,39 +61,12 @@ class CommandFailed(RuntimeError):
     """A command failed; the text has its exit code and the last line of its output."""
 
 
-def measure_imports(there: Place, program: Program) -> float:
-    """Return the seconds of a Python process that only does the imports that a start needs at least."""
-    assert program.checkout is not None
-    return _run(there, program, [program.checkout.python, "-P", "-c", _IMPORTS])
-
-
-def seconds(there: Place, program: Program, *arguments: str, codes: Sequence[int] = (0,)) -> float:
+def _seconds(there: Place, program: Program, *arguments: str, codes: Sequence[int] = (0,)) -> float:
     """Return the seconds of a command of pykubeproxy. Raise CommandFailed for other exit codes."""
     return _run(there, program, program.command(*arguments), codes)
 
 
-def lookups(there: Place, program: Program, repeat: int) -> Iterator[tuple[str, tuple[float, ...]]]:
-    """Yield the seconds of the commands that look at one Service."""
-    number = there.cluster.size.services // 2
-    service = workload.service_name(number)
-    for name, arguments in (
-        (f.DUMP, ("dump-rules", service)),
-        (f.TRACE, ("trace", workload.pod(0), f"{workload.vip(number)}:{workload.SERVICE_PORT}")),
-        (f.EXPLAIN, ("explain", service)),
-    ):
-        yield name, tuple(seconds(there, program, *arguments) for _ in range(repeat))
-
-
-def inspections(there: Place, program: Program) -> Iterator[tuple[str, float]]:
-    """Yield the seconds of check and diff, with the objects of the API server and of the agent."""
-    config = ("--config", str(there.configuration))
-    # check may have a finding about the machine, such as a kernel without a feature.
-    yield f.CHECK, seconds(there, program, "check", *config, codes=(0, 1))
-    yield f.DIFF, seconds(there, program, "diff", *config)
-    yield f.DIFF_AGENT, seconds(there, program, "diff")
-
-
-def save_seconds(there: Place) -> float:
+def _save_seconds(there: Place) -> float:
     """Return the seconds of iptables-save and ip6tables-save, one after the other."""
     with there.node.entered():
         started = time.monotonic()
@@ -350,11 +224,12 @@ def measure(
 
 def _launches(there: Place, program: Program) -> Iterator[Measured]:
     """Yield the seconds of the imports that a start cannot do without, and of run --help."""
-    imports = measure_imports(there, program)
+    assert program.checkout is not None
+    imports = _run(there, program, [program.checkout.python, "-P", "-c", _IMPORTS])
     yield Measured(f.FIRST_LIST, "s", (imports,), alone=True)
     if not program.kubeconfig:
         yield Measured(f.HELP, "s", (imports,), alone=True)
-        yield Measured(f.HELP, "s", (seconds(there, program, "run", "--help"),))
+        yield Measured(f.HELP, "s", (_seconds(there, program, "run", "--help"),))
 
 
 def _running(run: Run, rows: frozenset[str]) -> Iterator[Measured]:
@@ -378,18 +253,33 @@ def _running(run: Run, rows: frozenset[str]) -> Iterator[Measured]:
 
 def _inspected(run: Run, rows: frozenset[str]) -> Iterator[Measured]:
     """Yield the figures that only pykubeproxy has."""
+    number = run.size.services // 2
+    service, address = workload.service_name(number), f"{workload.vip(number)}:{workload.SERVICE_PORT}"
     if "lookup" in rows:
-        for name, found in lookups(run.place, run.program, run.effort.lookups):
-            yield Measured(name, "s", found)
+        lookups: dict[str, tuple[str, ...]] = {
+            f.DUMP: ("dump-rules", service),
+            f.TRACE: ("trace", workload.pod(0), address),
+            f.EXPLAIN: ("explain", service),
+        }
+        for name, arguments in lookups.items():
+            taken = (_seconds(run.place, run.program, *arguments) for _ in range(run.effort.lookups))
+            yield Measured(name, "s", tuple(taken))
     if "inspect" in rows:
-        saved = save_seconds(run.place)
-        started = time.monotonic()
-        for name, seconds in inspections(run.place, run.program):
-            yield Measured(name, "s", (seconds,))
+        saved = _save_seconds(run.place)
+        config = ("--config", str(run.place.configuration))
+        inspections: dict[str, tuple[str, ...]] = {
+            f.CHECK: ("check", *config),
+            f.DIFF: ("diff", *config),
+            f.DIFF_AGENT: ("diff",),
+        }
+        for name, arguments in inspections.items():
+            # check may have a finding about the machine, such as a kernel without a feature.
+            codes = (0, 1) if name == f.CHECK else (0,)
+            started = time.monotonic()
+            yield Measured(name, "s", (_seconds(run.place, run.program, *arguments, codes=codes),))
             yield Measured(name, "s", (saved,), alone=True)
             if name in _REQUESTS:
                 yield Measured(_REQUESTS[name], "n", (float(len(run.place.cluster.requests(started))),))
-            started = time.monotonic()
     if "repair" in rows:
         run.process.wait_quiet(run.effort.quiet)
         half, everything = after_flush(run.place, run.process.check, run.effort.limit)
@@ -435,19 +325,24 @@ def _received(node: Namespace) -> float:
 
 def _changes(run: Run) -> Iterator[float]:
     """Yield the seconds from writing an EndpointSlice, which removes or adds an endpoint, to the kernel's change."""
-    watch = watch_tables(run.place.backend, run.place.node, run.place.environment)
-    service, every = run.size.services // 2, run.size.endpoints
+    backend, node, cluster = run.place.backend, run.place.node, run.place.cluster
+    service = run.size.services // 2
+    chain = workload.chain(service)
     try:
         for number in range(run.effort.changes):
             pause_until(time.monotonic() + _BETWEEN_CHANGES)
-            gone = number % 2 == 0
-            watch.arm()
+            with node.entered():
+                before = _rules_of(backend, chain)
             written = time.monotonic()
-            run.place.cluster.set_unready(service, *([every // 2] if gone else []))
-            yield watch.wait(workload.chain(service), every - gone, run.effort.limit) - written
+            cluster.set_unready(service, *([run.size.endpoints // 2] if number % 2 == 0 else []))
+            with node.entered():
+                while _rules_of(backend, chain) == before:
+                    if time.monotonic() - written > run.effort.limit:
+                        raise TimedOut(f"{chain} did not change in {run.effort.limit:.0f} s")
+                    time.sleep(_POLL_SECONDS)
+            yield time.monotonic() - written
     finally:
-        watch.close()
-        run.place.cluster.set_unready(service)
+        cluster.set_unready(service)
 
 
 def _rewrites(run: Run) -> Iterator[float]:

@@ -29,7 +29,6 @@ from pykubeproxy.report.document import Report
 from pykubeproxy.services.ports import FrontendKind
 from tests.docs import json_reference
 from tests.docs.pages import DOCS
-from tests.docs.states import pending_work
 from tests.fakes.three_nodes import ThreeNodes
 
 _MARK = "<!-- Generated from the code by `make docs`. Do not edit: changes are overwritten. -->"
@@ -341,7 +340,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/json.md": json_forms,
     "reference/bundle.md": bundle,
     "assets/trace.svg": traced_path,
-    "assets/work.svg": pending_work,
     **{
         f"reference/schemas/{json_reference.kind_of(report)}.json": functools.partial(_schema, report)
         for report in json_reference.REPORTS

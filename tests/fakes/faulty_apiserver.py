@@ -1,12 +1,9 @@
-"""A log of an API server's requests."""
+"""An API server with faults, and a log of its requests."""
 
-import argparse
 import os
 import select
-import signal
 import socket
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Literal
@@ -16,8 +13,7 @@ import msgspec
 
 from pykubeproxy.http import JSON, Handler, Request, Response, Send, Stream
 from pykubeproxy.lab.apiserver import ApiError, ApiServer
-from pykubeproxy.lab.apiserver.__main__ import lab_runtime
-from pykubeproxy.lab.apiserver.kubelet import no_runtime
+from pykubeproxy.lab.apiserver.__main__ import main
 from pykubeproxy.lab.apiserver.server import locate, verb_of
 from tests.fakes.disturbed_exec import disturbed, drop
 
@@ -30,8 +26,6 @@ class Entry(msgspec.Struct, frozen=True):
     path: str
     query: str
     user_agent: str
-    namespace: str = ""
-    name: str = ""
 
 
 class RequestLog:
@@ -59,11 +53,6 @@ class RequestLog:
         with self._changed:
             return self._count(verb, resource)
 
-    def counts(self) -> dict[str, int]:
-        """Return the number of requests by keys such as "list services"."""
-        with self._changed:
-            return {f"{verb} {resource}".strip(): count for (verb, resource), count in self._counts.items()}
-
     def wait(self, count: int, verb: str = "", resource: str = "", seconds: float = 10.0) -> None:
         """Wait for a number of requests. Raise TimeoutError if they do not come in time."""
         with self._changed:
@@ -84,56 +73,39 @@ class RequestLog:
 
 
 DRIP_SECONDS = 0.05
-# Poll interval of a frozen watch.
-FROZEN_SECONDS = 0.02
+POLL_SECONDS = 0.02
+
+
+_AtOnce = Literal["drop", "release", "end-watches", "compact", "clear"]
+_OfRequests = Literal["hang", "error", "delay", "truncate", "stall", "drip", "echo"]
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A fault; also the JSON that POST /_lab/faults takes.
 
-    drop: close all connections. hang: do not answer requests, for some seconds or until release. error: answer with
-    a status. delay: answer some seconds late. truncate: end the JSON in the middle (of the last event, on a watch),
-    in a response that is complete HTTP; of an exec, drop its connection at its first output. stall: an exec whose output
-    stops there, until release. drip: a response that never ends, with a blank now and then. echo: a watch
-    on which each event comes again after the one that follows it. end-watches: end running watches.
-    freeze-watches and thaw-watches: stop and resume all watches, new ones too. compact: drop the history, so that
-    old versions get a 410. clear: everything back to normal.
+    drop: close all connections. hang: do not answer requests until release. error: answer with a status. delay: answer
+    some seconds late. truncate: end the JSON in the middle (of the last event, on a watch), in a response that is
+    complete HTTP; of an exec, drop its connection at its first output. stall: an exec whose output stops there, until
+    release. drip: a response that never ends, with a blank now and then. echo: a watch on which each event comes again
+    after the one that follows it. end-watches: end running watches as if they timed out. compact: drop the history, so
+    that old versions get a 410. clear: everything back to normal.
     """
 
-    do: Literal[
-        "drop",
-        "hang",
-        "release",
-        "error",
-        "delay",
-        "truncate",
-        "stall",
-        "drip",
-        "echo",
-        "end-watches",
-        "freeze-watches",
-        "thaw-watches",
-        "compact",
-        "clear",
-    ]
+    do: _AtOnce | _OfRequests
     verb: str = ""  # only requests with this verb, such as list or watch
     path: str = ""  # only requests whose path contains this
-    times: int | None = (
-        None  # number of requests; the default is 1 for error and truncate, else until cleared
-    )
-    seconds: float | None = None  # delay: seconds; hang: seconds from now, without end by default
+    times: int | None = None  # number of requests; by default 1 for error and truncate, else until cleared
+    seconds: float = 0.0  # delay
     status: int = 500
     retry_after: int | None = None  # seconds, for error
 
 
 class Watches:
-    """The watches of a server, which can be ended, frozen and thawed."""
+    """The watches of a server, which can be ended."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._running: set[_Watch] = set()
-        self._frozen = False
-        self._compacted = False  # while frozen
 
     @property
     def running(self) -> int:
@@ -142,55 +114,32 @@ class Watches:
 
     def end(self) -> None:
         """End all running watches as if they timed out."""
-        with self._changed:
+        with self._lock:
             for watch in self._running:
                 watch.end()
 
-    def freeze(self, frozen: bool) -> None:
-        """Let watches send nothing, not even their end, or let them catch up."""
-        with self._changed:
-            self._frozen, self._compacted = frozen, self._compacted and not frozen
-            self._changed.notify_all()
-
-    def compacted(self) -> None:
-        """End frozen watches when they thaw, because they missed events."""
-        with self._changed:
-            self._compacted = self._frozen
-
     def wrap(self, stream: Stream) -> Stream:
-        """Return a watch stream that can be ended and frozen."""
+        """Return a watch stream that can be ended."""
 
         def wrapped(send: Send, client: int) -> None:
             watch = _Watch(client)
 
-            def gated(data: bytes) -> None:
+            def noted(data: bytes) -> None:
                 if not data:  # the headers: from now on the client gets every event
-                    with self._changed:
+                    with self._lock:
                         self._running.add(watch)
-                elif self._wait_until_thawed(watch):
-                    raise _Truncated
                 send(data)
 
             try:
-                stream(gated, watch.fileno())
-                self._wait_until_thawed(watch)
+                stream(noted, watch.fileno())
             except _Truncated:
                 pass
             finally:
-                with self._changed:
+                with self._lock:
                     self._running.discard(watch)
                 watch.close()
 
         return wrapped
-
-    def _wait_until_thawed(self, watch: "_Watch") -> bool:
-        """Return whether the watch must end."""
-        with self._changed:
-            if not self._frozen:
-                return False
-            while self._frozen and not watch.ended():
-                self._changed.wait(FROZEN_SECONDS)
-            return watch.ended() or self._compacted
 
 
 class _Watch:
@@ -208,9 +157,6 @@ class _Watch:
     def end(self) -> None:
         os.eventfd_write(self._end, 1)
 
-    def ended(self) -> bool:
-        return bool(self._poll.poll(0))
-
     def close(self) -> None:
         self._poll.close()
         os.close(self._end)
@@ -226,12 +172,10 @@ class Faults:
         self._released = threading.Event()
 
     def drop_connections(self) -> None:
-        """Close every connection, also during a response."""
         self._server.drop_connections()
 
-    def hang(self, seconds: float | None = None, *, verb: str = "", path: str = "") -> None:
-        """Accept matching requests without a response, for some seconds or until `release`."""
-        self.apply(Order("hang", verb, path, seconds=seconds))
+    def hang(self, *, verb: str = "", path: str = "") -> None:
+        self.apply(Order("hang", verb, path))
 
     def release(self) -> None:
         """End `hang` and answer the waiting requests."""
@@ -249,47 +193,30 @@ class Faults:
         """
         self.apply(Order("error", verb, path, times, status=status, retry_after=retry_after))
 
-    def delay(self, seconds: float, times: int | None = None, *, verb: str = "", path: str = "") -> None:
-        """Delay responses to matching requests, until `clear` or for a number of requests."""
-        self.apply(Order("delay", verb, path, times, seconds))
+    def delay(self, seconds: float, *, verb: str = "") -> None:
+        self.apply(Order("delay", verb, seconds=seconds))
 
     def truncate(self, times: int = 1, *, verb: str = "", path: str = "") -> None:
-        """Truncate the JSON of the next matching responses."""
         self.apply(Order("truncate", verb, path, times))
 
-    def stall(self, times: int | None = None, *, path: str = "/exec") -> None:
-        """Stop the output of matching execs, until `release` or `clear`."""
-        self.apply(Order("stall", "", path, times))
+    def stall(self, times: int) -> None:
+        self.apply(Order("stall", path="/exec", times=times))
 
-    def drip(self, times: int | None = None, *, verb: str = "", path: str = "") -> None:
-        """Send endless responses with a blank now and then, until `clear`."""
-        self.apply(Order("drip", verb, path, times))
+    def drip(self, *, verb: str) -> None:
+        self.apply(Order("drip", verb))
 
-    def echo(self, times: int | None = None, *, path: str = "") -> None:
-        """On matching new watches, repeat each event after the following one."""
-        self.apply(Order("echo", "watch", path, times))
+    def echo(self) -> None:
+        self.apply(Order("echo", "watch"))
 
     def end_watches(self) -> None:
-        """End all running watches as if they timed out."""
         self._server.watches.end()
 
-    def freeze_watches(self) -> None:
-        """Keep watches open and send nothing: no events, no bookmarks, no end."""
-        self._server.watches.freeze(True)
-
-    def thaw_watches(self) -> None:
-        """Let frozen watches catch up."""
-        self._server.watches.freeze(False)
-
     def compact(self) -> None:
-        """Drop the history: watches from past versions and continued lists get a 410."""
         self._server.store.compact()
-        self._server.watches.compacted()
 
     def clear(self) -> None:
         """Remove all faults."""
         self.release()
-        self.thaw_watches()
         with self._lock:
             self._pending.clear()
 
@@ -299,8 +226,6 @@ class Faults:
             "drop": self.drop_connections,
             "release": self.release,
             "end-watches": self.end_watches,
-            "freeze-watches": self.freeze_watches,
-            "thaw-watches": self.thaw_watches,
             "compact": self.compact,
             "clear": self.clear,
         }
@@ -328,7 +253,7 @@ class Faults:
         def wait(connection: socket.socket) -> None:
             poll = select.poll()
             poll.register(connection, select.POLLRDHUP)
-            while not released.wait(FROZEN_SECONDS):
+            while not released.wait(POLL_SECONDS):
                 if poll.poll(0):
                     raise ConnectionResetError
 
@@ -351,9 +276,6 @@ class _Pending:
         self.left = order.times
         if order.times is None and order.do in ("error", "truncate"):
             self.left = 1
-        self._end = (
-            time.monotonic() + order.seconds if order.do == "hang" and order.seconds is not None else None
-        )
 
     def applies(self, verb: str, path: str) -> bool:
         """Return whether the order matches a request, and count it if so."""
@@ -366,9 +288,9 @@ class _Pending:
     def wait(self, released: threading.Event) -> None:
         """Delay a request as ordered."""
         if self.order.do == "delay":
-            released.wait(self.order.seconds or 0)
+            released.wait(self.order.seconds)
         elif self.order.do == "hang":
-            released.wait(None if self._end is None else max(0.0, self._end - time.monotonic()))
+            released.wait()
 
 
 class FaultyApiServer(ApiServer):
@@ -393,11 +315,9 @@ class FaultyApiServer(ApiServer):
             return self._order(request)
         target, path = locate(request.path), unquote(request.path)
         verb = verb_of(request, target)
-        resource, namespace, name = (
-            (target.resource.qualified, target.namespace, target.name) if target else ("", "", "")
-        )
+        resource = target.resource.qualified if target else ""
         agent = request.headers.get("user-agent", "")
-        self.requests.record(Entry(verb, resource, path, request.query, agent, namespace, name))
+        self.requests.record(Entry(verb, resource, path, request.query, agent))
         orders = {order.do: order for order in reversed(self.faults.take(verb, path))}
         if order := orders.get("error"):
             return _error(order)
@@ -471,20 +391,5 @@ class _EchoingSend:
         self._send(b"".join(sent))
 
 
-def main() -> None:
-    """Serve until SIGTERM or Ctrl-C; the first line of output is the URL."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--listen", default="127.0.0.1:0", metavar="ADDR:PORT")
-    parser.add_argument("--lab", metavar="NAME")
-    options = parser.parse_args()
-    address, _, port = options.listen.rpartition(":")
-    runtime = lab_runtime(options.lab) if options.lab else no_runtime
-    stop = (signal.SIGTERM, signal.SIGINT)
-    signal.pthread_sigmask(signal.SIG_BLOCK, stop)
-    with FaultyApiServer(address.strip("[]"), int(port), runtime=runtime) as server:
-        print(server.url, flush=True)
-        signal.sigwait(stop)
-
-
 if __name__ == "__main__":
-    main()
+    main(FaultyApiServer)

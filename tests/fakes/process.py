@@ -2,11 +2,12 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,15 +22,16 @@ from pykubeproxy.config import load
 from pykubeproxy.kernel import system
 from pykubeproxy.objects import Family, Kind, Listed, Node
 from pykubeproxy.pages.servicez import NodeObjects, Quarantined
-from pykubeproxy.pages.statusz import PageFilter
+from pykubeproxy.pages.statusz import AgentStatus, PageFilter, decode
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
 from tests.fakes.http_client import fetch
 from tests.objects import endpoint, service, slice_of
 from tests.unit.agent.conftest import Serve
 
-CHECK = (sys.executable, "-c", "from pykubeproxy.cli.check import check; check()", "-o", "json")
-PROGRAM = (sys.executable, "-c", "from pykubeproxy.cli import main; main()", "run")
+MAIN = "from pykubeproxy.cli import main; main()"
+COMMAND = (sys.executable, "-c", MAIN)
+PROGRAM = (*COMMAND, "run")
 HEALTH, METRICS = 10256, 10249
 
 
@@ -56,21 +58,56 @@ def inside_a_namespace(*addresses: str) -> Iterator[str]:
 
 @contextmanager
 def running(
-    log: Path, *flags: str, environment: Mapping[str, str] | None = None, program: str = ""
+    log: Path | int, *flags: str, environment: Mapping[str, str] | None = None, before: str = ""
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an agent, or another Python `program` with its arguments, that writes its log to a file; kill it on exit."""
-    with log.open("wb") as errors:
-        command = (sys.executable, "-c", program, "run") if program else PROGRAM
+    """Run an agent that writes its log to a file or descriptor; kill it on exit.
+
+    `before` is Python code that the process runs first, in order to change the program.
+    """
+    command = (sys.executable, "-c", f"{before}\n{MAIN}", "run") if before else PROGRAM
+    with nullcontext(log) if isinstance(log, int) else log.open("wb") as errors:
         process = subprocess.Popen(
-            [*command, *flags],
-            stderr=errors,
-            env={**os.environ, **(environment or {})},
+            [*command, *flags], stderr=errors, env={**os.environ, **(environment or {})}
         )
         try:
             yield process
         finally:
             process.kill()
             process.wait()
+
+
+def pykubeproxy(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command and return its output; `options` are those of subprocess.run."""
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, **options)
+
+
+def tool(folder: Path, name: str, script: str) -> dict[str, str]:
+    """Replace a command of iptables by a shell script, in which $real is the command itself.
+
+    Return the environment in which the script is found.
+    """
+    real = shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
+    (folder / "tools").mkdir(exist_ok=True)
+    (folder / "tools" / name).write_text(f"#!/bin/sh\nreal={real}\n{script}\n")
+    (folder / "tools" / name).chmod(0o755)
+    return {"PATH": f"{folder}/tools:{os.environ['PATH']}"}
+
+
+def megabytes(pid: int) -> float:
+    """Return the resident memory of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+def status() -> AgentStatus:
+    """Return the status page of an agent in this namespace."""
+    return decode(fetch(METRICS, "/statusz", accept="application/json").body.encode())
+
+
+def metric(beginning: str) -> float:
+    """Return the sum of the metrics whose names and labels begin so."""
+    lines = fetch(METRICS, "/metrics").body.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(beginning))
 
 
 def path_without_ip6tables(folder: Path) -> str:
@@ -84,7 +121,7 @@ def path_without_ip6tables(folder: Path) -> str:
 
 def run_check(code: int, *flags: str) -> dict[str, Any]:
     """Return the node in the JSON of `pykubeproxy check`, and assert its exit code."""
-    outcome = subprocess.run([*CHECK, *flags], capture_output=True, text=True)
+    outcome = pykubeproxy("check", "-o", "json", *flags)
     assert outcome.returncode == code, outcome.stdout + outcome.stderr
     (found,) = json.loads(outcome.stdout)["nodes"]
     return dict(found)
@@ -148,18 +185,8 @@ def confined(
     """Run an agent with only these capabilities, such as net_admin; write its log to a file."""
     lock.touch()
     bounding = "".join(f",+{it}" for it in capabilities)
-    command = [
-        "unshare",
-        "--mount",
-        "--propagation",
-        "private",
-        "sh",
-        "-c",
-        _CONFINE,
-        "sh",
-        str(lock),
-        bounding,
-    ]
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _CONFINE, "sh", str(lock)]
+    command.append(bounding)
     extra = {"XTABLES_LOCKFILE": str(lock), **(environment or {})}
     with log.open("wb") as errors:
         process = subprocess.Popen([*command, *PROGRAM, *flags], stderr=errors, env={**os.environ, **extra})

@@ -11,7 +11,7 @@ from pykubeproxy.inspect.connection import (
     ResolvedConnection,
     TracedDestination,
 )
-from pykubeproxy.inspect.explain.model import ServiceOnNodes, explain_nodes
+from pykubeproxy.inspect.explain.model import Explanation, explain_nodes
 from pykubeproxy.inspect.node import NodeRules, NodeState, Origin, UnknownNode
 from pykubeproxy.inspect.packets.packet import NodeNetwork
 from pykubeproxy.inspect.targets import Target, TargetKind, parse_filter
@@ -87,7 +87,7 @@ class ThreeNodes:
         rules = {it: NodeRules(self.rules(node.name, it)) for it in Family}
         return NodeState(node, Origin("rules"), rules, NodeNetwork(frozenset(node.addresses)))
 
-    def explained(self, service: str) -> ServiceOnNodes:
+    def explained(self, service: str) -> Explanation:
         (found,) = explain_nodes(self.cluster, parse_filter(service), self.nodes, self.contexts)
         return found
 

@@ -28,30 +28,34 @@ _BETWEEN_ACTS = 0.2
 _BETWEEN_CHANGES = (0.1, 1.1)
 
 
-class Victim:
-    """default/victim at 10.96.9.9:80, and an agent that serves it next to the objects that a test creates in `api`.
+def dual_stack(*addresses: str) -> dict[str, object]:
+    """Return the fields of a Service for its cluster IPs of both families."""
+    families = {"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack"}
+    return {"clusterIP": addresses[0], "clusterIPs": list(addresses), **families}
 
-    `log` is the agent's log, `pid` its process. Up to 250 changes. With `dual_stack`, it is at fd00:96::9:9 too, and a
-    change is that of both families.
+
+class Victim:
+    """default/victim at port 80 of 10.96.9.9 and fd00:96::9:9, and an agent that serves it.
+
+    `api` has its objects and those that a test creates. `log` is the agent's log, `pid` its process. Up to 250 changes.
     """
 
-    def __init__(self, api: FaultyApiServer, backend: str, log: Path, dual_stack: bool = False) -> None:
-        self.api, self.log, self.pid = api, log, 0
-        self._families = tuple(Family) if dual_stack else (Family.IPV4,)
+    def __init__(self, api: FaultyApiServer, backend: str, log: Path) -> None:
+        self.api, self.backend, self.log, self.pid = api, backend, log, 0
         self._count = 1
         api.store.create(node("node1", "192.168.99.10"))
-        api.store.create(service("victim", **self._addresses()))
-        self._slices = [api.store.create(self._slice(family)) for family in self._families]
+        api.store.create(service("victim", **dual_stack("10.96.9.9", "fd00:96::9:9")))
+        self._slices = [api.store.create(self._slice(family)) for family in Family]
         # A lock of its own: listing rules does not delay the agent.
         self._environment = {**os.environ, "XTABLES_LOCKFILE": str(log.with_name("listing.lock"))}
         self._commands = {
             family: (f"{_COMMANDS[family]}-{backend}", "-w", "-t", "nat", "-S", names.cluster_chain(_PORT))
-            for family in self._families
+            for family in Family
         }
 
     def is_served(self) -> bool:
         """Return whether the rules lead to the current endpoint."""
-        return all(map(self._has, self._families))
+        return all(map(self._has, Family))
 
     def change(self, seconds: float = 120.0) -> float:
         """Replace the victim's endpoint and return after how many seconds its rules have the new one."""
@@ -59,12 +63,12 @@ class Victim:
         begun = time.monotonic()
         self._slices = [
             self.api.store.replace(made | {"endpoints": self._slice(family)["endpoints"]})
-            for family, made in zip(self._families, self._slices, strict=True)
+            for family, made in zip(Family, self._slices, strict=True)
         ]
         eventually(self.is_served, seconds)
         return time.monotonic() - begun
 
-    def median_while(self, act: Callable[[], None], changes: int = 5, seconds: float = 120.0) -> float:
+    def median_while(self, act: Callable[[], None], changes: int = 3) -> float:
         """Return the median time of some changes, in seconds, while another tenant calls `act` all the time."""
         ended = threading.Event()
 
@@ -78,13 +82,13 @@ class Victim:
             times = []
             for _ in range(changes):
                 time.sleep(random.uniform(*_BETWEEN_CHANGES))
-                times.append(self.change(seconds))
+                times.append(self.change())
         finally:
             ended.set()
             thread.join()
         return statistics.median(times)
 
-    def allowed(self, changes: int = 5) -> float:
+    def allowed(self) -> float:
         """Return twice the usual median time, in seconds: that while another tenant changes an ordinary Service.
 
         At least 2 s: most of a change is the rest of a minSyncPeriod of 1 s, and other tests run at the same time.
@@ -98,21 +102,9 @@ class Victim:
             endpoints = slice_of("neighbour", f"10.244.8.{next(count) % 250}")["endpoints"]
             made = self.api.store.replace(made | {"endpoints": endpoints})
 
-        median = self.median_while(act, changes)
+        median = self.median_while(act)
         self.api.store.delete(SERVICES, "default", "neighbour")
         return 2 * max(median, 1.0)
-
-    def _addresses(self) -> dict[str, object]:
-        """Return the fields of the Service for its cluster IPs."""
-        if len(self._families) == 1:
-            return {"clusterIP": "10.96.9.9"}
-        families = [family.value for family in self._families]
-        return {
-            "clusterIP": "10.96.9.9",
-            "clusterIPs": ["10.96.9.9", "fd00:96::9:9"],
-            "ipFamilies": families,
-            "ipFamilyPolicy": "RequireDualStack",
-        }
 
     def _endpoint(self, family: Family) -> str:
         return f"10.244.9.{self._count}" if family is Family.IPV4 else f"fd00:244:9::{self._count}"
@@ -136,7 +128,6 @@ def victim(
     *flags: str,
     environment: dict[str, str] | None = None,
     server_address: str = "127.0.0.1",
-    dual_stack: bool = False,
     before: Callable[[Victim], object] = lambda made: None,
 ) -> Iterator[Victim]:
     """Run an agent that serves the victim, in a network namespace for the test; `folder` gets its log.
@@ -147,7 +138,7 @@ def victim(
     log = folder / "agent.log"
     settings = {"XTABLES_LOCKFILE": str(folder / "lock"), **(environment or {})}
     with inside_a_namespace(server_address), server(address=server_address) as api:
-        made = Victim(api, backend, log, dual_stack)
+        made = Victim(api, backend, log)
         before(made)
         common = ("--hostname-override=node1", f"--iptables-backend={backend}", "--master", api.url)
         with running(log, *common, *flags, environment=settings) as process:

@@ -134,7 +134,7 @@ class Node:
         report = self.sync()
         assert not self.tables.note_drift(scope(TABLES))
         assert self.external_writes == []
-        return {drift.table: drift for drift in report.drift.tables}
+        return {drift.table: drift for drift in report.drift}
 
     def is_unchanged(self) -> bool:
         return self.real.save().chains == self.before.chains
@@ -417,7 +417,7 @@ def test_a_native_nft_rule_in_a_built_in_chain_is_kept(node: Node) -> None:
     node.run("", "-t", "nat", "-D", "KUBE-SERVICES", "1")
     node.run("", "-t", "filter", "-F", "KUBE-FORWARD")
     eventually(node.detects_drift)
-    repair = {table.table: table for table in node.sync().drift.tables}
+    repair = {table.table: table for table in node.sync().drift}
     assert repair["nat"] == TableDrift("nat", jumps=1, rules=1)
     assert repair.keys() == {"nat", "filter"}
     assert not node.tables.note_drift(scope())
@@ -480,7 +480,7 @@ def test_a_rule_replaced_by_one_of_equal_size_is_repaired(node: Node) -> None:
         *["-m", "mark", "!", "--mark", "0x8000/0x8000", "-j", "RETURN"],
     )
     assert node.tables.note_drift(scope())
-    assert node.sync().drift.tables == (TableDrift("nat", rules=1, foreign_rules=1),)
+    assert node.sync().drift == (TableDrift("nat", rules=1, foreign_rules=1),)
     assert node.is_unchanged()
 
 

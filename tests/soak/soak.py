@@ -15,25 +15,32 @@ from typing import Any, NamedTuple, cast
 import msgspec
 import urllib3
 
-from pykubeproxy.kernel import Iptables
+from pykubeproxy.kernel import Backend, Runner, open_iptables
 from pykubeproxy.lab.agents import COMMAND, node_environment
 from pykubeproxy.lab.api import SLICES, Object, in_namespace
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.objects import Family
+from pykubeproxy.rules import names
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey
 from tests.cases import comparable
 from tests.fakes.faulty_apiserver import Order
-from tests.fakes.stage import Stage, dispatch_settings, tables
-from tests.fakes.traffic import NAMESPACE, Failure, Traffic
+from tests.fakes.traffic import NAMESPACE, Crowd, Failure, Traffic, TrafficRoute, echo_command
 
 CROWD = 150
 _MARKER = CROWD  # a Service created and deleted to see that all earlier changes have arrived
 # Seconds; longer than the agents wait between two syncs.
 LONGEST_PAUSE = 0.8
 
+_STICKY = ["10.96.0.50", "fd00:10:96::50"]
+
 Interval = tuple[float, float]
 Rules = dict[ChainKey, list[str]]
+
+
+def _dispatch(mode: str, **settings: object) -> Object:
+    """Return agent settings with this dispatch mode."""
+    return {"pykubeproxy": {"dispatch": mode}, **settings}
 
 
 def difference(before: Rules, after: Rules) -> str:
@@ -43,45 +50,81 @@ def difference(before: Rules, after: Rules) -> str:
 
 
 class SoakNode:
-    """Node1 of a lab with its agent, tables and Services; node2's agent is never stopped."""
+    """Node1 of a lab with its agent, tables and Services; node2's agent is never stopped.
+
+    default/web and default/sticky have three pods on both nodes.
+    """
 
     def __init__(self, lab: Lab) -> None:
-        self.stage = Stage(lab)
-        self.settings: Object = dispatch_settings("flat")
-        self.numbers = range(CROWD)
+        self.lab, self.agent = lab, lab.agents["node1"]
+        pods = [
+            lab.start_pod(f"web-{number}", "web", f"node{number % 2 + 1}", echo_command(f"web-{number}"))
+            for number in range(3)
+        ]
+        for pod in pods:
+            pod.wait_answering()
+        (self._client_pod,) = lab.deploy("caller", 1, nodes=["node1"])
+        self._web = lab.service("web", type="NodePort")
+        affinity = {"sessionAffinity": "ClientIP", "clusterIP": _STICKY[0], "clusterIPs": _STICKY}
+        self._sticky = lab.service("sticky", selector={"app": "web"}, **affinity)
+        self.crowd = Crowd(lab.api, [pod.addresses for pod in pods], stride=2, both=5)
+        self.settings: Object = _dispatch("flat")
         self.present: set[int] = set()
         self.excused: list[Interval] = []
         self.repairs: list[float] = []
-        self.tables: dict[Family, Iptables] = {item: tables(lab, "node1", item) for item in Family}
-        self._lock = Path(node_environment(lab.logs, "node1")["XTABLES_LOCKFILE"])
+        self._environment = node_environment(lab.logs, "node1")
+        runner = Runner(
+            ("ip", "netns", "exec", lab.nodes["node1"].namespace.name),
+            {"XTABLES_LOCKFILE": self._environment["XTABLES_LOCKFILE"]},
+        )
+        self.tables = {family: open_iptables(Backend(lab.backend), family, runner) for family in Family}
         lab.agents["node2"].start()
         self.start()
 
+    def routes(self) -> list[TrafficRoute]:
+        """Return connections from a pod of the node and from outside, over both families."""
+        pod, client = self._client_pod.namespace.entered, self.lab.client.namespace.entered
+        outside = self.lab.nodes["node1"]
+        return [
+            TrafficRoute("cluster IP", self._web.vip(4), pod),
+            TrafficRoute("cluster IP, IPv6", self._web.vip(6), pod),
+            TrafficRoute("affinity", self._sticky.vip(4), pod, affine=True),
+            TrafficRoute("node port", outside.node_port(self._web, 4), client),
+            TrafficRoute("node port, IPv6", outside.node_port(self._web, 6), client),
+        ]
+
     def start(self) -> None:
         """Start or restart node1's agent."""
-        self.stage.start(self.settings)
+        if self.agent.pid:
+            self.agent.stop()
+        self._logged = len(self.agent.log())
+        self.agent.start(self.settings)
+
+    def is_synced(self) -> bool:
+        """Return whether the agent has synced since its start."""
+        return "rules in place" in self.agent.log()[self._logged :]
 
     def create(self, numbers: Sequence[int]) -> None:
         """Create these Services."""
         for number in numbers:
-            self.stage.crowd.create(range(number, number + 1))
+            self.crowd.create(range(number, number + 1))
         self.present.update(numbers)
 
     def delete(self, numbers: Sequence[int]) -> None:
         """Delete these Services."""
         for number in numbers:
-            self.stage.crowd.delete(range(number, number + 1))
+            self.crowd.delete(range(number, number + 1))
         self.present.difference_update(numbers)
 
     def order(self, order: Order) -> None:
         """Inject a fault into the API server; `drop` closes the connection of this request, too."""
         with suppress(urllib3.exceptions.ProtocolError):
-            self.stage.lab.api.call("POST", "/_lab/faults", msgspec.to_builtins(order))
+            self.lab.api.call("POST", "/_lab/faults", msgspec.to_builtins(order))
 
     def quiet(self) -> None:
         """End all faults and wait until the tables show all changes, including a last marker Service."""
         self.order(Order("clear"))
-        self.until(self.stage.is_synced, "the rules are in place")
+        self.until(self.is_synced, "the rules are in place")
         self.create([_MARKER])
         self.until(lambda: self._served() == self.present, "exactly the existing Services are served")
         self.delete([_MARKER])
@@ -89,7 +132,12 @@ class SoakNode:
         self.until(self._is_still, "the agent stops writing")
 
     def _served(self) -> set[int]:
-        return self.stage.served([*self.numbers, _MARKER])
+        nat = self.tables[Family.IPV4].save(["nat"]).chains
+        return {
+            number
+            for number in (*range(CROWD), _MARKER)
+            if ChainKey("nat", names.cluster_chain(self.crowd.port_name(number))) in nat
+        }
 
     def _is_still(self) -> bool:
         before = [self.rules(family) for family in Family]
@@ -110,26 +158,29 @@ class SoakNode:
     def iptables(self, family: Family, *arguments: str) -> None:
         """Run an external iptables command on node1."""
         program = "iptables" if family is Family.IPV4 else "ip6tables"
-        command = [f"{program}-{self.stage.lab.backend}", "-w", *arguments]
-        environment = node_environment(self.stage.lab.logs, "node1")
-        with self.stage.lab.nodes["node1"].namespace.entered():
-            subprocess.run(command, check=True, env=environment)
+        command = [f"{program}-{self.lab.backend}", "-w", *arguments]
+        self.run(command)
+
+    def run(self, command: Sequence[str]) -> None:
+        """Run a command on node1."""
+        with self.lab.nodes["node1"].namespace.entered():
+            subprocess.run(command, check=True, env=self._environment, stdout=subprocess.DEVNULL)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock of the legacy tables."""
-        with self._lock.open("w") as file:
+        with Path(self._environment["XTABLES_LOCKFILE"]).open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait until the condition holds. Raise TimeoutError after a minute."""
-        self.stage.lab.until(condition, what)
+        self.lab.until(condition, what)
 
     def memory(self) -> dict[str, float]:
         """Return the resident memory of each agent in MB."""
         found = {}
-        for name, agent in self.stage.lab.agents.items():
+        for name, agent in self.lab.agents.items():
             if agent.pid:
                 status = Path(f"/proc/{agent.pid}/status").read_text()
                 found[name] = int(status.partition("VmRSS:")[2].split()[0]) / 1024
@@ -141,17 +192,17 @@ _DISCOVERY = "/apis/discovery.k8s.io"
 
 def churn(node: SoakNode, chance: random.Random) -> str:
     """Create and delete some Services and change the endpoints of others."""
-    absent = [number for number in node.numbers if number not in node.present]
+    absent = [number for number in range(CROWD) if number not in node.present]
     come = chance.sample(absent, min(len(absent), chance.randrange(1, 20)))
     go = chance.sample(sorted(node.present), min(len(node.present), chance.randrange(0, 20)))
     node.create(come)
     node.delete(go)
     changed = chance.sample(sorted(node.present), min(len(node.present), 5))
     for number in changed:
-        endpoints = [{"addresses": [pod[0]], "conditions": {"ready": True}} for pod in node.stage.crowd.pods]
+        endpoints = [{"addresses": [pod[0]], "conditions": {"ready": True}} for pod in node.crowd.pods]
         some = chance.sample(endpoints, chance.randrange(1, len(endpoints) + 1))
         path = f"{in_namespace(SLICES, NAMESPACE)}/s{number:04}-ipv4"
-        node.stage.lab.api.call("PATCH", path, {"endpoints": some})
+        node.lab.api.call("PATCH", path, {"endpoints": some})
     return f"Services: {len(come)} created, {len(go)} deleted, {len(changed)} changed, {len(node.present)} in total"
 
 
@@ -165,7 +216,7 @@ def kill(node: SoakNode, chance: random.Random) -> str:
     """Kill the agent with SIGKILL at a random moment and start a new one."""
     words = churn(node, chance)
     time.sleep(chance.uniform(0.0, 0.6))
-    node.stage.agent.kill()
+    node.agent.kill()
     time.sleep(chance.uniform(0.0, 0.5))
     node.start()
     return f"{words}; agent killed and started"
@@ -175,10 +226,10 @@ def reconfigure(node: SoakNode, chance: random.Random) -> str:
     """Change the dispatch mode or settings that affect all rules."""
     node.settings = chance.choice(
         [
-            dispatch_settings("flat"),
-            dispatch_settings("tree"),
-            dispatch_settings("tree", iptables={"masqueradeAll": True, "minSyncPeriod": "200ms"}),
-            dispatch_settings("flat", iptables={"minSyncPeriod": "500ms"}),
+            _dispatch("flat"),
+            _dispatch("tree"),
+            _dispatch("tree", iptables={"masqueradeAll": True, "minSyncPeriod": "200ms"}),
+            _dispatch("flat", iptables={"minSyncPeriod": "500ms"}),
         ]
     )
     node.start()
@@ -193,7 +244,6 @@ def api_fault(node: SoakNode, chance: random.Random) -> str:
         chance.choice(
             [
                 [{"do": "drop"}],
-                [{"do": "freeze-watches"}],
                 [{"do": "compact"}, {"do": "end-watches"}],
                 *[
                     [{"do": "error", "status": status, "times": 1000, **watch}, {"do": "end-watches"}]
@@ -277,7 +327,7 @@ def external_write(node: SoakNode, chance: random.Random) -> str:
     before = node.rules(family)
     begun = time.monotonic()
     if stopped:
-        node.stage.agent.kill()
+        node.agent.kill()
     for command in change.commands:
         node.iptables(family, *command)
     if stopped:
@@ -304,9 +354,11 @@ ACTIONS: dict[Action, int] = {
 }
 
 
-def choose(chance: random.Random) -> Action:
-    """Choose an action at random."""
-    return chance.choices(list(ACTIONS), list(ACTIONS.values()))[0]
+def _actions(chance: random.Random) -> Iterator[Action]:
+    """Yield each action once in random order, then random ones without end."""
+    yield from chance.sample(list(ACTIONS), len(ACTIONS))
+    while True:
+        yield from chance.choices(list(ACTIONS), list(ACTIONS.values()))
 
 
 # Megabytes that the memory of a never-stopped agent may grow between a third of the time and the end.
@@ -328,7 +380,7 @@ def soak(backend: str, seed: int, seconds: float) -> list[str]:
         lab.timeout = 60.0
         node = SoakNode(lab)
         node.quiet()
-        with Traffic(node.stage.routes()) as traffic:
+        with Traffic(node.routes()) as traffic:
             memory = _run_actions(node, chance, seconds)
             node.quiet()
         print(traffic)
@@ -337,16 +389,18 @@ def soak(backend: str, seed: int, seconds: float) -> list[str]:
 
 def _run_actions(node: SoakNode, chance: random.Random, seconds: float) -> list[float]:
     """Run actions until the time is up; return the memory of node2's agent after each, in MB."""
-    begun = time.monotonic()
-    memory = []
-    while (now := time.monotonic() - begun) < seconds:
-        action = choose(chance)
+    begun, now = time.monotonic(), 0.0
+    memory: list[float] = []
+    for action in _actions(chance):
+        if len(memory) >= len(ACTIONS) and now >= seconds:
+            break
         words = action(node, chance)
         had = node.memory()
         memory.append(had["node2"])
         shown = " ".join(f"{name} {megabytes:.1f} MB" for name, megabytes in had.items())
         print(f"{now:6.1f} s  {action.__name__}: {words} [{shown}]", flush=True)
         time.sleep(chance.uniform(0.0, 0.8))
+        now = time.monotonic() - begun
     return memory
 
 
@@ -378,13 +432,11 @@ def _judge_memory(memory: list[float]) -> list[str]:
 def _judge_rules(node: SoakNode) -> list[str]:
     """Check that the rules equal those that a new agent writes into empty tables."""
     before = {family: node.rules(family) for family in Family}
-    node.stage.agent.stop()
-    with node.stage.lab.nodes["node1"].namespace.entered():
-        environment = node_environment(node.stage.lab.logs, "node1")
-        subprocess.run([*COMMAND, "cleanup"], check=True, env=environment, stdout=subprocess.DEVNULL)
+    node.agent.stop()
+    node.run([*COMMAND, "cleanup"])
     emptied = [family for family in Family if node.rules(family) == before[family]]
     node.start()
-    node.until(node.stage.is_synced, "the rules are in place again")
+    node.until(node.is_synced, "the rules are in place again")
     node.quiet()
     after = {family: node.rules(family) for family in Family}
     different = [family for family in Family if after[family] != before[family]]

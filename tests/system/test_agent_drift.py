@@ -1,7 +1,5 @@
 """The agent takes over rules and repairs drift within a second, reports it, and backs off if drift is contested."""
 
-import json
-import os
 import shlex
 import statistics
 import subprocess
@@ -14,12 +12,11 @@ from typing import NamedTuple
 
 import pytest
 
-from pykubeproxy.lab.apiserver import ApiServer
-from pykubeproxy.pages.statusz import decode
+from pykubeproxy.lab.apiserver import EVENTS, ApiServer
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
-from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, running, saved
+from tests.fakes.process import HEALTH, answers, inside_a_namespace, metric, running, saved, status
 
 pytestmark = pytest.mark.root
 
@@ -67,8 +64,6 @@ class Site(NamedTuple):
                 live[f"{table} {line[1:].split()[0]}"] = []
             elif line.startswith("-A") and "KUBE-" in line:
                 live.setdefault(f"{table} {line.split()[1]}", []).append(line)
-            elif line.startswith("-A KUBE-"):
-                live[f"{table} {line.split()[1]}"].append(line)
         return live
 
     def tamper(self, family: int, tampering: str) -> None:
@@ -83,9 +78,9 @@ class Site(NamedTuple):
             text = "".join(FOREIGN.format(table=table, chain=chain) for table, chain in tables)
             self.iptables(family, "", text)
 
-    def metric(self, name: str) -> float:
-        lines = fetch(METRICS, "/metrics").body.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+    def reasons(self) -> list[str]:
+        """Return the reasons of the events of drift."""
+        return [event["reason"] for event in self.api.store.list(EVENTS) if "Drift" in event["reason"]]
 
 
 @pytest.fixture(params=["nft", "legacy"])
@@ -152,23 +147,19 @@ def test_repairs_are_reported(backend: str, tmp_path: Path) -> None:
     """In log, metrics, status and an event on the Node; with the writer on nft."""
     with site(backend, tmp_path) as at:
         at.iptables(4, "-t nat -D KUBE-SERVICES 1")
-        eventually(lambda: at.metric('pykubeproxy_drift_repairs_total{ip_family="IPv4",table="nat"}') == 1)
-        assert at.metric('pykubeproxy_drift_repair_duration_seconds_count{ip_family="IPv4"}') == 1
+        eventually(lambda: metric('pykubeproxy_drift_repairs_total{ip_family="IPv4",table="nat"}') == 1)
+        assert metric('pykubeproxy_drift_repair_duration_seconds_count{ip_family="IPv4"}') == 1
         assert "drift repaired" in at.log.read_text()
-        (repair,) = decode(fetch(METRICS, "/statusz", accept="application/json").body.encode()).repairs
+        (repair,) = status().repairs
         assert (repair.family, repair.what, repair.seconds < 5) == ("IPv4", "nat: 1 rule missing", True)
         assert repair.writers == () if backend == "legacy" else "iptables" in repair.writers[0]
-        eventually(lambda: [it for it in events(at) if it["reason"] == "DriftRepaired"])
-        (event,) = (it for it in events(at) if it["reason"] == "DriftRepaired")
-        assert event["regarding"]["name"] == "node1"  # type: ignore[index]
-        assert "nat: 1 rule missing" in str(event["note"])
+        eventually(lambda: at.reasons() == ["DriftRepaired"])
+        (event,) = (event for event in at.api.store.list(EVENTS) if event["reason"] == "DriftRepaired")
+        assert event["regarding"]["name"] == "node1"
+        assert "nat: 1 rule missing" in event["note"]
 
 
-def events(at: Site) -> list[dict[str, object]]:
-    listed = fetch(
-        int(at.api.url.rpartition(":")[2]), "/apis/events.k8s.io/v1/namespaces/default/events"
-    ).body
-    return json.loads(listed)["items"]
+_CONTEST = ["DriftContested", "DriftCalm"]
 
 
 def test_contested_repairs_back_off(tmp_path: Path) -> None:
@@ -182,24 +173,22 @@ def test_contested_repairs_back_off(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=undo)
         thread.start()
-        eventually(lambda: at.metric('pykubeproxy_drift_contested{ip_family="IPv4"}') == 1)
+        eventually(lambda: metric('pykubeproxy_drift_contested{ip_family="IPv4"}') == 1)
         assert answers(HEALTH, "/readyz", 200)
         # A repair that waits for 8 s leaves the node without its rules for longer than 5 s.
         eventually(lambda: answers(HEALTH, "/readyz", 503), seconds=30)
         assert answers(HEALTH, "/healthz", 503)
         assert answers(HEALTH, "/livez", 200)
         # Three at once and one after a pause; later ones are limited by the backoff.
-        assert at.metric("pykubeproxy_drift_repairs_total") <= 4 + (time.monotonic() - begun)
+        assert metric("pykubeproxy_drift_repairs_total") <= 4 + (time.monotonic() - begun)
         stop.set()
         thread.join()
         eventually(lambda: at.ours(4) == before)
         eventually(lambda: answers(HEALTH, "/healthz", 200))
-        assert at.metric('pykubeproxy_drift_contested{ip_family="IPv4"}') == 1
-        assert fetch(METRICS, "/statusz", accept="application/json").body.count('"contested":true') == 1
+        assert metric('pykubeproxy_drift_contested{ip_family="IPv4"}') == 1
+        assert [family.contested for family in status().families].count(True) == 1
         eventually(lambda: "drift no longer contested" in at.log.read_text(), seconds=60)
-        contested = ("DriftContested", "DriftCalm")
-        eventually(lambda: {it["reason"] for it in events(at)}.issuperset(contested))
-        assert [it["reason"] for it in events(at) if it["reason"] in contested] == list(contested)
+        eventually(lambda: [reason for reason in at.reasons() if reason != "DriftRepaired"] == _CONTEST)
 
 
 def test_contention_about_added_rules_leaves_the_node_ready(tmp_path: Path) -> None:
@@ -210,7 +199,7 @@ def test_contention_about_added_rules_leaves_the_node_ready(tmp_path: Path) -> N
             at.iptables(4, "-t filter -A KUBE-FORWARD -p tcp --dport 7777 -j ACCEPT")
             codes.add(fetch(HEALTH, "/healthz").status)
             time.sleep(0.2)
-        assert at.metric('pykubeproxy_drift_contested{ip_family="IPv4"}') == 1
+        assert metric('pykubeproxy_drift_contested{ip_family="IPv4"}') == 1
         assert codes == {200}
 
 
@@ -272,7 +261,7 @@ def tables() -> set[str]:
 
 
 def test_kube_proxys_tables_are_removed_after_the_first_sync(tmp_path: Path) -> None:
-    """They serve until then; foreign tables stay."""
+    """They serve until then, and are removed again when they return; foreign tables stay."""
     with inside_a_namespace(), server() as api:
         subprocess.run(["nft", "-f", "-"], input=LEFT + EARLIER_RULES, text=True, check=True)
         before = tables()
@@ -291,39 +280,29 @@ def test_kube_proxys_tables_are_removed_after_the_first_sync(tmp_path: Path) -> 
             assert any("-d 10.96.0.10/32" in rule for rule in saved())
             eventually(lambda: "table ip6 kube-proxy" not in tables())
             assert tables() >= {"table ip mine", "table inet kube-proxy"}
-        assert (tmp_path / "log").read_text().count("kube-proxy nftables table removed") == 2
-
-
-def test_tables_that_kube_proxy_writes_again_are_removed_again(tmp_path: Path) -> None:
-    """It may have run a moment longer than the agent's first sync took."""
-    with inside_a_namespace(), server() as api:
-        api.store.create(node("node1", "192.168.99.10"))
-        with running(tmp_path / "log", "--master", api.url, "--hostname-override=node1"):
-            eventually(lambda: answers(HEALTH, "/readyz", 200))
+            # A kube-proxy that ran a moment longer writes them again.
             subprocess.run(["nft", "-f", "-"], input=LEFT, text=True, check=True)
-            eventually(lambda: not any("kube-proxy" in table for table in tables()))
+            eventually(lambda: not {"table ip kube-proxy", "table ip6 kube-proxy"} & tables())
+        assert (tmp_path / "log").read_text().count("kube-proxy nftables table removed") == 4
 
 
 @pytest.mark.parametrize(("used", "other"), [("nft", "legacy"), ("legacy", "nft")])
 def test_the_rules_of_the_other_backend_are_removed(used: str, other: str, tmp_path: Path) -> None:
     """After the first sync, and again when they return; foreign rules stay."""
-    lock = {"XTABLES_LOCKFILE": str(tmp_path / "lock")}
 
     def write() -> None:
         command = [f"iptables-{other}-restore", "--noflush"]
-        subprocess.run(command, input=OLD_BACKEND, text=True, check=True, env={**os.environ, **lock})
+        subprocess.run(command, input=OLD_BACKEND, text=True, check=True)
 
     def rules() -> set[str]:
-        command = [f"iptables-{other}-save"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **lock})
-        return {line for line in done.stdout.splitlines() if line.startswith("-A")}
+        return {line for line in saved(f"iptables-{other}-save") if line.startswith("-A")}
 
     foreign = {FIREWALL, "-A INPUT -j KUBE-FIREWALL", "-A MINE -j ACCEPT"}
     flags = ("--hostname-override=node1", f"--iptables-backend={used}")
     with inside_a_namespace(), server() as api:
         write()
         api.store.create(node("node1", "192.168.99.10"))
-        with running(tmp_path / "log", "--master", api.url, *flags, environment=lock):
+        with running(tmp_path / "log", "--master", api.url, *flags):
             eventually(lambda: rules() == foreign)
             assert "rules in place" in (tmp_path / "log").read_text()
             write()

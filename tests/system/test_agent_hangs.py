@@ -1,31 +1,24 @@
 """The agent's pages while its requests to the API server hang."""
 
 import re
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pykubeproxy.pages.statusz import decode
 from tests.fakes.cluster import certificate, kubeconfig, node, server
-from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
-from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace
+from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, running, status
 
 pytestmark = pytest.mark.root
 
-# The agent with a short limit for plugins, and an outage that counts early.
+# A short limit for plugins, and an outage that counts early.
 SHORT_TIMEOUTS = """
 import functools
 from pykubeproxy.sources import client, plugin
 client.Contact = functools.partial(client.Contact, limit=1.0)
 plugin._SECONDS = 3.0
-from pykubeproxy.cli import main
-main()
 """
 RESOURCES = {"services", "endpointslices", "nodes"}
 
@@ -36,47 +29,33 @@ def unwatched() -> dict[str, float]:
     return {resource: float(seconds) for resource, seconds in found if float(seconds)}
 
 
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[FaultyApiServer]:
-    """A server with TLS: without it, no plugin runs."""
-    with inside_a_namespace(), server(tls=certificate(tmp_path)) as api:
-        api.store.create(node("node1", "192.168.99.10"))
-        yield api
-
-
-def test_pages_answer_while_a_credential_plugin_hangs(api: FaultyApiServer, tmp_path: Path) -> None:
+def test_pages_answer_while_a_credential_plugin_hangs(tmp_path: Path) -> None:
     """From the start on; no page waits, and the outage shows before and after the plugin is killed."""
     program = tmp_path / "plugin"
     answer = '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t"}}'
     program.write_text(f"#!/bin/sh\nwhile [ -e {tmp_path}/hang ]; do sleep 0.2; done\necho '{answer}'\n")
     program.chmod(0o700)
     plugin = {"command": str(program), "apiVersion": "client.authentication.k8s.io/v1"}
-    path = kubeconfig(api, tmp_path / "kubeconfig", user={"exec": plugin})
     (tmp_path / "hang").touch()
     log = tmp_path / "agent.log"
-    with log.open("wb") as errors:
-        command = [sys.executable, "-c", SHORT_TIMEOUTS, "run", f"--kubeconfig={path}"]
-        agent = subprocess.Popen([*command, "--hostname-override=node1"], stderr=errors)
-    try:
-        eventually(lambda: answers(HEALTH, "/livez", 200), 20)
-        eventually(lambda: answers(METRICS, "/metrics", 200), 20)
-        eventually(lambda: set(unwatched()) == RESOURCES, 5)
-        assert "watch failed" not in log.read_text()
-        started = time.monotonic()
-        assert answers(HEALTH, "/readyz", 503)
-        assert answers(HEALTH, "/healthz", 503)
-        assert {it.objects for it in decode(_status()).unwatched} == RESOURCES
-        assert time.monotonic() - started < 1.0
-        eventually(lambda: "did not end within 3 s and was killed" in log.read_text(), 15)
-        assert set(unwatched()) == RESOURCES
-        (tmp_path / "hang").unlink()
-        eventually(lambda: answers(HEALTH, "/readyz", 200), 40)
-        eventually(lambda: not unwatched(), 10)
-        assert agent.poll() is None
-    finally:
-        agent.kill()
-        agent.wait()
-
-
-def _status() -> bytes:
-    return fetch(METRICS, "/statusz", accept="application/json").body.encode()
+    # Without TLS, no plugin runs.
+    with inside_a_namespace(), server(tls=certificate(tmp_path)) as api:
+        api.store.create(node("node1", "192.168.99.10"))
+        path = kubeconfig(api, tmp_path / "kubeconfig", user={"exec": plugin})
+        flags = (f"--kubeconfig={path}", "--hostname-override=node1")
+        with running(log, *flags, before=SHORT_TIMEOUTS) as agent:
+            eventually(lambda: answers(HEALTH, "/livez", 200), 20)
+            eventually(lambda: answers(METRICS, "/metrics", 200), 20)
+            eventually(lambda: set(unwatched()) == RESOURCES, 5)
+            assert "watch failed" not in log.read_text()
+            started = time.monotonic()
+            assert answers(HEALTH, "/readyz", 503)
+            assert answers(HEALTH, "/healthz", 503)
+            assert {it.objects for it in status().unwatched} == RESOURCES
+            assert time.monotonic() - started < 1.0
+            eventually(lambda: "did not end within 3 s and was killed" in log.read_text(), 15)
+            assert set(unwatched()) == RESOURCES
+            (tmp_path / "hang").unlink()
+            eventually(lambda: answers(HEALTH, "/readyz", 200), 40)
+            eventually(lambda: not unwatched(), 10)
+            assert agent.poll() is None

@@ -1,8 +1,6 @@
 """The kernel never routes to loopback addresses before a rule guards them (CVE-2020-8558)."""
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 from pykubeproxy.kernel import system
 from tests.fakes.cluster import node, server
 from tests.fakes.follower import eventually
-from tests.fakes.process import HEALTH, PROGRAM, answers, inside_a_namespace, running, saved
+from tests.fakes.process import HEALTH, answers, inside_a_namespace, pykubeproxy, running, saved, tool
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("backend", ["nft", "legacy"])]
 
@@ -32,19 +30,15 @@ def observing(folder: Path, backend: str) -> dict[str, str]:
     iptables-restore fails while the file `broken` exists.
     """
     main = f"iptables-{backend}"
-    real = {
-        name: shutil.which(name, path="/usr/sbin:/sbin") for name in (main, f"{main}-save", f"{main}-restore")
-    }
-    (folder / "tools").mkdir()
-    for name, path in real.items():
-        failing = f"[ -e {folder}/broken ] && echo broken >&2 && exit 4\n" if name.endswith("restore") else ""
+    environment: dict[str, str] = {}
+    for name in (main, f"{main}-save", f"{main}-restore"):
+        failing = f"[ -e {folder}/broken ] && echo broken >&2 && exit 4" if name.endswith("restore") else ""
         script = (
-            f"#!/bin/sh\n{real[main]} -w -S KUBE-FIREWALL 2>&1 | grep -q 'block incoming' && guard=guarded\n"
-            f'echo "$(cat /proc/sys/{SETTING}) $guard" >>{folder}/seen\n{failing}exec {path} "$@"\n'
+            f"$(dirname $real)/{main} -w -S KUBE-FIREWALL 2>&1 | grep -q 'block incoming' && guard=guarded\n"
+            f'echo "$(cat /proc/sys/{SETTING}) $guard" >>{folder}/seen\n{failing}\nexec $real "$@"'
         )
-        (folder / "tools" / name).write_text(script)
-        (folder / "tools" / name).chmod(0o755)
-    return {"PATH": f"{folder}/tools:{os.environ['PATH']}", "XTABLES_LOCKFILE": str(folder / "lock")}
+        environment |= tool(folder, name, script)
+    return environment | {"XTABLES_LOCKFILE": str(folder / "lock")}
 
 
 def flags(backend: str, url: str) -> tuple[str, ...]:
@@ -54,9 +48,9 @@ def flags(backend: str, url: str) -> tuple[str, ...]:
 
 def init_only(folder: Path, backend: str) -> str:
     """Run --init-only and return its log."""
-    command = [*PROGRAM, "--init-only", *flags(backend, "http://127.0.0.1:1")]
     environment = {**os.environ, **observing(folder, backend)}
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stderr
+    arguments = ("run", "--init-only", *flags(backend, "http://127.0.0.1:1"))
+    return pykubeproxy(*arguments, check=True, env=environment).stderr
 
 
 def seen(folder: Path) -> list[str]:

@@ -1,27 +1,34 @@
 """Health, metrics, events and status of a running agent."""
 
-import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES
+from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, EVENTS, NODES, SERVICES
 from pykubeproxy.pages.statusz import decode
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch, recorded_response
-from tests.fakes.process import HEALTH, METRICS, PROGRAM, answers, inside_a_namespace, running
+from tests.fakes.process import (
+    HEALTH,
+    METRICS,
+    PROGRAM,
+    answers,
+    inside_a_namespace,
+    metric,
+    pykubeproxy,
+    running,
+)
 
 pytestmark = pytest.mark.root
 
@@ -38,12 +45,11 @@ def api() -> Iterator[FaultyApiServer]:
         yield made
 
 
-@contextmanager
-def agent(api: FaultyApiServer, tmp_path: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+def agent(
+    api: FaultyApiServer, tmp_path: Path, *flags: str
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """Run an agent; kill it on exit."""
-    fixed = ("--hostname-override=node1", "--master", api.url)
-    with running(tmp_path / "agent.log", *fixed, *flags) as process:
-        yield process
+    return running(tmp_path / "agent.log", "--hostname-override=node1", "--master", api.url, *flags)
 
 
 def slice_metadata(name: str, port: int, protocol: str) -> dict[str, Any]:
@@ -61,8 +67,7 @@ def slice_on(node_name: str) -> dict[str, Any]:
 
 
 def reasons(api: FaultyApiServer) -> list[str]:
-    listed = fetch(int(api.url.rpartition(":")[2]), "/apis/events.k8s.io/v1/namespaces/default/events").body
-    return sorted(it["reason"] for it in json.loads(listed)["items"])
+    return sorted(event["reason"] for event in api.store.list(EVENTS))
 
 
 def test_health_and_metrics_of_a_node_in_service(api: FaultyApiServer, tmp_path: Path) -> None:
@@ -143,9 +148,7 @@ def test_a_running_agent_has_all_recorded_metrics(api: FaultyApiServer, tmp_path
             api.store.create(made)
 
         def sample(name: str, labels: str = '{ip_family="IPv4"}') -> float:
-            body = fetch(METRICS, "/metrics").body
-            (line,) = (it for it in body.splitlines() if it.startswith(f"kubeproxy_{name}{labels} "))
-            return float(line.split()[-1])
+            return metric(f"kubeproxy_{name}{labels} ")
 
         metric_name = "sync_proxy_rules_no_local_endpoints_total"
         for policy in ("external", "internal"):
@@ -163,18 +166,6 @@ def test_a_running_agent_has_all_recorded_metrics(api: FaultyApiServer, tmp_path
         queued = sample("sync_proxy_rules_last_queued_timestamp_seconds")
         assert time.time() - 20 < queued <= sample("sync_proxy_rules_last_timestamp_seconds") <= time.time()
         assert sample("sync_proxy_rules_iptables_last", '{ip_family="IPv4",table="nat"}') >= 1
-
-
-def test_a_node_without_rules_is_not_ready(api: FaultyApiServer, tmp_path: Path) -> None:
-    """Without lists nothing is programmed: the agent is alive but not ready."""
-    api.store.create(node("node1", "192.168.99.10"))
-    api.faults.fail(500, times=1000, path="/api/v1/services")
-    with agent(api, tmp_path):
-        eventually(lambda: answers(HEALTH, "/livez", 200))
-        assert answers(HEALTH, "/healthz", 503)
-        assert answers(HEALTH, "/readyz", 503)
-        api.faults.clear()
-        eventually(lambda: answers(HEALTH, "/readyz", 200))
 
 
 def test_a_health_check_port_in_use_causes_an_event(api: FaultyApiServer, tmp_path: Path) -> None:
@@ -208,7 +199,6 @@ def test_an_address_in_use_ends_the_process_with_hard_fail(
 
 
 MANIFESTS = Path(__file__).parents[1] / "data" / "manifests" / "explain.yaml"
-STATUS = (sys.executable, "-c", "from pykubeproxy.cli import main; main()", "status")
 
 
 def test_page_json_and_command_agree(tmp_path: Path) -> None:
@@ -229,9 +219,9 @@ def test_page_json_and_command_agree(tmp_path: Path) -> None:
             assert "kube-system/dns:dns-tcp" in page.body
             assert page.headers["Cache-Control"] == "no-store"
             assert "kube-proxy statusz" in fetch(METRICS, "/statusz").body
-            result = subprocess.run(STATUS, capture_output=True, text=True)
+            result = pykubeproxy("status")
             assert (result.returncode, result.stderr) == (0, "")
             assert result.stdout.startswith("node1  ")
-        gone = subprocess.run(STATUS, capture_output=True, text=True)
+        gone = pykubeproxy("status")
         assert (gone.returncode, gone.stdout) == (2, "")
         assert "cannot reach an agent at http://127.0.0.1:10249: Connection refused" in gone.stderr

@@ -13,14 +13,13 @@ from pykubeproxy.objects import Family
 from tests.fakes.cluster import node as node_object
 from tests.fakes.cluster import server, service, slice_of
 from tests.fakes.follower import eventually
-from tests.fakes.http_client import fetch
-from tests.fakes.process import HEALTH, METRICS, answers, running
+from tests.fakes.process import HEALTH, answers, metric, running
 from tests.kernel.udp_node import NODE_PORT, PORT, VIP, UdpNode, udp_node
 
 pytestmark = pytest.mark.root
 
 # minSyncPeriod, plus the time of a sync and a conntrack scan on a busy machine.
-SYNCS = "sync_proxy_rules_duration_seconds_count"
+SYNCS = 'kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"}'
 ONE_SYNC = 1.0 + 1.5
 
 
@@ -57,13 +56,6 @@ def scale(api: ApiServer, node: UdpNode, *pods: str) -> None:
     api.store.merge_patch(ENDPOINT_SLICES, "default", "dns", {"endpoints": dns(node, *pods)["endpoints"]})
 
 
-def metric(name: str) -> float:
-    """Return the value of an IPv4 metric."""
-    beginning = f'kubeproxy_{name}{{ip_family="IPv4"}} '
-    (line,) = (it for it in fetch(METRICS, "/metrics").body.splitlines() if it.startswith(beginning))
-    return float(line.removeprefix(beginning))
-
-
 @pytest.mark.parametrize("by_node_port", [False, True], ids=["cluster IP", "node port"])
 def test_clients_reach_a_replacement_pod_within_one_sync(
     api: ApiServer, node: UdpNode, by_node_port: bool
@@ -77,8 +69,8 @@ def test_clients_reach_a_replacement_pod_within_one_sync(
     assert client.reaches("two")
     assert time.monotonic() - started < ONE_SYNC
     assert metric(SYNCS) == before + 1
-    eventually(lambda: metric("conntrack_reconciler_deleted_entries_total") >= 1)
-    assert metric("conntrack_reconciler_sync_duration_seconds_count") >= 1
+    eventually(lambda: metric("kubeproxy_conntrack_reconciler_deleted_entries_total") >= 1)
+    assert metric("kubeproxy_conntrack_reconciler_sync_duration_seconds_count") >= 1
 
 
 def test_clients_reach_a_service_scaled_to_zero_and_back(api: ApiServer, node: UdpNode) -> None:

@@ -1,12 +1,8 @@
 """The agent answers and stops during long syncs, and its memory does not grow."""
 
-import os
-import re
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +15,7 @@ from pykubeproxy.lab.apiserver import ApiServer
 from tests.fakes.cluster import service
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
-from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, running, saved
+from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, megabytes, running, saved, tool
 
 pytestmark = pytest.mark.root
 
@@ -34,13 +30,8 @@ def agent(api: ApiServer, tmp_path: Path, environment: dict[str, str]) -> Iterat
 @pytest.fixture
 def slow(tmp_path: Path) -> dict[str, str]:
     """Return an environment whose iptables-restore for IPv4 waits while the file `hold` exists."""
-    real = shutil.which("iptables-nft-restore", path="/usr/sbin:/sbin:/usr/local/sbin")
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    script = f'#!/bin/sh\nwhile [ -e {tmp_path}/hold ]; do touch {tmp_path}/held; sleep 0.05; done\nexec {real} "$@"\n'
-    (tools / "iptables-nft-restore").write_text(script)
-    (tools / "iptables-nft-restore").chmod(0o755)
-    return {"PATH": f"{tools}:{os.environ['PATH']}"}
+    wait = f"while [ -e {tmp_path}/hold ]; do touch {tmp_path}/held; sleep 0.05; done"
+    return tool(tmp_path, "iptables-nft-restore", f'{wait}\nexec $real "$@"')
 
 
 def hold(api: ApiServer, tmp_path: Path) -> None:
@@ -130,13 +121,11 @@ def test_addresses_in_use_are_bound_later(api: ApiServer, tmp_path: Path) -> Non
         eventually(lambda: answers(METRICS, "/healthz", 200))
 
 
-# The agent with short pauses between failed requests.
+# Short pauses between failed requests.
 IMPATIENT = """
 import functools
 from pykubeproxy.sources import api
 api.Timing = functools.partial(api.Timing, first_pause=0.001, longest_pause=0.005)
-from pykubeproxy.cli import main
-main()
 """
 
 
@@ -155,33 +144,14 @@ class ClosingServer:
             self.connections += 1
 
 
-@contextmanager
-def impatient_agent(log: Path, url: str) -> Iterator[int]:
-    """Run an agent and yield its process ID."""
-    rate = ("--kube-api-qps=100000", "--kube-api-burst=100000")
-    flags = ("--hostname-override=node1", "--master", url, "--conntrack-max-per-core=0", *rate)
-    with log.open("wb") as errors:
-        process = subprocess.Popen([sys.executable, "-c", IMPATIENT, "run", *flags], stderr=errors)
-        try:
-            yield process.pid
-        finally:
-            process.kill()
-            process.wait()
-
-
-def megabytes(pid: int) -> float:
-    """Return the resident memory of a process."""
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    assert found
-    return int(found[1]) / 1024
-
-
 def test_an_agent_that_never_reaches_the_api_server_does_not_grow(tmp_path: Path) -> None:
     """Without garbage collection, 2000 failed requests take more than 20 MB."""
+    flags = ("--hostname-override=node1", "--conntrack-max-per-core=0", "--kube-api-qps=100000")
     with inside_a_namespace():
         api = ClosingServer()
-        with impatient_agent(tmp_path / "agent.log", api.url) as pid:
+        log = tmp_path / "agent.log"
+        with running(log, *flags, "--kube-api-burst=100000", "--master", api.url, before=IMPATIENT) as agent:
             eventually(lambda: api.connections >= 1000, 60)
-            before = megabytes(pid)
+            before = megabytes(agent.pid)
             eventually(lambda: api.connections >= 3000, 60)
-            assert megabytes(pid) - before < 5
+            assert megabytes(agent.pid) - before < 5

@@ -3,24 +3,23 @@
 import json
 import os
 import socket
-import ssl
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pykubeproxy.http import JSON, Handler, Request, Response
 from pykubeproxy.inspect.check import this_node as checks
 from pykubeproxy.inspect.check.report import Finding
+from pykubeproxy.lab.apiserver import ApiError, ApiServer
 from pykubeproxy.sources import Client
 from pykubeproxy.sources.queries import server_access
 from tests.fakes.canned import CannedServer, whole
 from tests.fakes.cluster import certificate, node, server, unverified, write_certificate
-from tests.fakes.process import CHECK, inside_a_namespace, run_check
+from tests.fakes.process import COMMAND, inside_a_namespace, run_check
 
 Grants = Callable[[dict[str, str]], bool]
 
@@ -29,54 +28,38 @@ def everything(_: dict[str, str]) -> bool:
     return True
 
 
+def nothing(_: dict[str, str]) -> bool:
+    """Reviews are refused themselves."""
+    return False
+
+
 @contextmanager
 def api(
-    granted: Grants = everything, nodes: int = 200, reviewed: int = 201, tls: Path | None = None
+    granted: Grants = everything, refused: int = 0, tls: tuple[Path, Path] | None = None
 ) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """Serve a node n1 and access reviews; yield the URL and the reviewed permissions. `tls`: certificate and key."""
+    """Serve a node n1 and access reviews; yield the URL and the reviewed permissions.
+
+    With `refused`, that is the status of lists, and of reviews if they are not `granted`.
+    """
     reviews: list[dict[str, str]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def middleware(handler: Handler) -> Handler:
+        def handle(request: Request) -> Response:
+            if request.path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews":
+                review = json.loads(request.body)
+                assert review["kind"] == "SelfSubjectAccessReview"
+                about = review["spec"]["resourceAttributes"]
+                reviews.append(about)
+                if granted is not nothing:
+                    answer = {**review, "status": {"allowed": granted(about)}}
+                    return Response(json.dumps(answer).encode(), JSON, 201)
+            return ApiError(refused, "").response() if refused else handler(request)
 
-        def do_GET(self) -> None:
-            items = (
-                [node("n1", "10.0.0.1")]
-                if self.path.endswith("metadata.name%3Dn1&limit=500&resourceVersion=0")
-                else []
-            )
-            self.answer(nodes, {"kind": "NodeList", "metadata": {"resourceVersion": "1"}, "items": items})
+        return handle
 
-        def do_POST(self) -> None:
-            assert self.path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-            review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            assert review["kind"] == "SelfSubjectAccessReview"
-            about = review["spec"]["resourceAttributes"]
-            reviews.append(about)
-            self.answer(reviewed, {**review, "status": {"allowed": granted(about)}})
-
-        def answer(self, status: int, body: dict[str, Any]) -> None:
-            raw = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
-
-        def log_message(self, *_: object) -> None: ...
-
-    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    if tls:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tls)
-        running.socket = context.wrap_socket(running.socket, server_side=True)
-    thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http{'s' if tls else ''}://127.0.0.1:{running.server_port}", reviews
-    finally:
-        running.shutdown()
-        running.server_close()
-        thread.join()
+    with ApiServer(middleware=middleware, tls=tls) as running:
+        running.store.create(node("n1", "10.0.0.1"), verbatim=True)
+        yield running.url, reviews
 
 
 def asked_of(url: str, name: str = "n1", as_agent: bool = True) -> dict[str, Finding]:
@@ -115,41 +98,32 @@ def test_an_unverified_server_is_a_warning(tmp_path: Path) -> None:
     assert "insecure-skip-tls-verify" in found["api-server"].advice
 
 
-def test_an_unknown_node_fails() -> None:
-    with api() as (url, _):
-        found = asked_of(url, "n2")
-    assert levels(found) == ("ok", "fail", "ok")
-    assert "--hostname-override" in found["node"].advice
-
-
-def test_a_missing_permission_is_named() -> None:
-    """Only for events it is a warning."""
-    with api(lambda about: about["resource"] != "endpointslices") as (url, _):
-        found = asked_of(url)
-    assert levels(found) == ("ok", "ok", "fail")
-    assert found["permissions"].message == "not granted: list endpointslices and watch endpointslices"
-    with api(lambda about: about["resource"] != "events") as (url, _):
-        found = asked_of(url)
-    assert levels(found) == ("ok", "ok", "warn")
-
-
-def test_forbidden_nodes_do_not_fail_the_connection() -> None:
-    with api(lambda about: about["resource"] != "nodes", nodes=403) as (url, _):
-        found = asked_of(url)
-    assert levels(found) == ("ok", "skip", "fail")
-
-
-def test_a_server_that_forbids_everything_answers() -> None:
-    """That it may be asked nothing does not mean that it is away."""
-    with api(nodes=403, reviewed=403) as (url, _):
-        assert levels(asked_of(url)) == ("ok", "skip", "skip")
-    with api(nodes=401, reviewed=401) as (url, _):
-        assert levels(asked_of(url)) == ("fail", "skip", "skip")
+@pytest.mark.parametrize(
+    ("granted", "refused", "name", "expected"),
+    [
+        (everything, 0, "n2", ("ok", "fail", "ok")),
+        (lambda about: about["resource"] != "endpointslices", 0, "n1", ("ok", "ok", "fail")),
+        (lambda about: about["resource"] != "events", 0, "n1", ("ok", "ok", "warn")),
+        # That nodes are forbidden, or that nothing may be asked, does not mean that the server is away.
+        (lambda about: about["resource"] != "nodes", 403, "n1", ("ok", "skip", "fail")),
+        (nothing, 403, "n1", ("ok", "skip", "skip")),
+        (nothing, 401, "n1", ("fail", "skip", "skip")),
+    ],
+)
+def test_what_fails(granted: Grants, refused: int, name: str, expected: tuple[str, ...]) -> None:
+    with api(granted, refused) as (url, _):
+        found = asked_of(url, name)
+    assert levels(found) == expected
+    if expected[1] == "fail":
+        assert "--hostname-override" in found["node"].advice
+    if expected == ("ok", "ok", "fail"):
+        missing = "not granted: list endpointslices and watch endpointslices"
+        assert found["permissions"].message == missing
 
 
 def test_another_account_tells_nothing_about_the_agent() -> None:
     """Its permissions, its address of the server and its host name are not the agent's: these checks are skipped."""
-    with api(lambda _: False, nodes=403) as (url, _):
+    with api(lambda _: False, 403) as (url, _):
         found = asked_of(url, as_agent=False)
     assert levels(found) == ("ok", "skip", "skip")
     message = found["permissions"].message
@@ -236,7 +210,11 @@ def check_in_a_pod(url: str, files: Path, code: int, agent: bool = False) -> dic
     }
     entering = ("unshare", "--mount", "--propagation", "private", "sh", "-ec", _POD, "pod")
     outcome = subprocess.run(
-        [*entering, *CHECK], capture_output=True, text=True, env={**os.environ, **environment}, timeout=60
+        [*entering, *COMMAND, "check", "-o", "json"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=60,
     )
     assert outcome.returncode == code, outcome.stdout + outcome.stderr
     (found,) = json.loads(outcome.stdout)["nodes"]
@@ -246,10 +224,9 @@ def check_in_a_pod(url: str, files: Path, code: int, agent: bool = False) -> dic
 @pytest.mark.root
 def test_a_debug_pod_may_list_nothing_and_the_check_passes(tmp_path: Path) -> None:
     """All else is checked. In the agent's pod, the same permissions fail."""
-    key, certificate = tmp_path / "key", tmp_path / "ca.crt"
-    write_certificate(certificate, key)
-    (tmp_path / "both").write_text(key.read_text() + certificate.read_text())
-    with inside_a_namespace(), api(lambda _: False, nodes=403, tls=tmp_path / "both") as (url, _):
+    files = tmp_path / "ca.crt", tmp_path / "key"
+    write_certificate(*files)
+    with inside_a_namespace(), api(lambda _: False, 403, files) as (url, _):
         subprocess.run(["sysctl", "-qw", "net.ipv4.ip_forward=1"], check=True)
         without_account = check_in_a_pod(url, tmp_path, 0)
         (tmp_path / "token").write_text("of-the-pod")

@@ -3,18 +3,16 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
-from tests.fakes.process import METRICS, answers, inside_a_namespace, running
+from tests.fakes.process import METRICS, answers, inside_a_namespace, pykubeproxy, running, saved
 
 pytestmark = pytest.mark.root
 
-MAIN = (sys.executable, "-c", "from pykubeproxy.cli import main; main()")
 # The name of the Node, the pods' network and the mark are in the agent's configuration only.
 CONFIGURATION = """\
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
@@ -27,7 +25,7 @@ iptables: {masqueradeBit: 9}
 
 
 @pytest.fixture(scope="module")
-def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[bytes]]:
     """A namespace with an agent whose rules are in place."""
     folder = tmp_path_factory.mktemp("agent")
     (folder / "config.conf").write_text(CONFIGURATION)
@@ -39,32 +37,35 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             api.store.create(slice_of(name, "10.244.0.1", "10.244.0.2"))
         flags = (f"--config={folder}/config.conf", "--hostname-override=node1", f"--master={api.url}")
         environment = {"XTABLES_LOCKFILE": str(folder / "lock")}
-        with running(folder / "agent.log", *flags, environment=environment):
+        with running(folder / "agent.log", *flags, environment=environment) as process:
             eventually(lambda: answers(10356, "/readyz", 200) and answers(METRICS, "/healthz", 200))
-            yield
+            yield process
 
 
 def bare(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command outside of any pod's environment."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}
-    return subprocess.run(
-        [*MAIN, command, *arguments], capture_output=True, text=True, env=environment, timeout=60
-    )
+    return pykubeproxy(command, *arguments, env=environment)
 
 
-def test_diff_finds_no_difference(pod: None) -> None:
+def test_diff_finds_no_difference(agent: subprocess.Popen[bytes]) -> None:
     """Its title says where objects and configuration come from."""
     outcome = bare("diff")
     assert (outcome.returncode, outcome.stdout) == (0, "")
     assert outcome.stderr == "No differences: live rules (nft), objects and configuration of the agent.\n"
 
 
-def test_check_uses_its_configuration(pod: None) -> None:
-    outcome = bare("check", "-o", "json")
-    (document,) = json.loads(outcome.stdout)["nodes"]
-    assert (document["node"], document["configuration"]) == (
-        "node1",
-        f"agent at http://127.0.0.1:{METRICS}",
-    )
-    ports = [it["message"] for it in document["checks"] if it["check"] == "ports"]
-    assert ports == ["the agent uses port 10356", f"the agent uses port {METRICS}"]
+def test_check_uses_its_configuration(agent: subprocess.Popen[bytes]) -> None:
+    """Its ports and rules are recognized, and the rules stay."""
+    before = saved()
+    (document,) = json.loads(bare("check", "-o", "json").stdout)["nodes"]
+    assert saved() == before
+    assert document["node"] == "node1"
+    assert document["configuration"] == f"agent at http://127.0.0.1:{METRICS}"
+
+    def messages(check: str) -> list[str]:
+        return [finding["message"] for finding in document["checks"] if finding["check"] == check]
+
+    assert messages("ports") == ["the agent uses port 10356", f"the agent uses port {METRICS}"]
+    assert messages("proxies") == [f"the agent is running (process {agent.pid})"]
+    assert " chains of a service proxy" in messages("tables")[0]

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from pykubeproxy.http import Handler, Request, Response
 from pykubeproxy.lab.apiserver import SERVICES, ApiServer
 from pykubeproxy.objects import Deleted, Key, Kind, Listed
-from pykubeproxy.sources import Client, SourceError, api_watches, credential_store, wire
+from pykubeproxy.sources import Client, SourceError, api_watches, credentials, wire
 from tests.fakes.canned import CannedServer, whole
 from tests.fakes.cluster import SHORT, certificate, server, service, watches
 from tests.fakes.follower import Follower, eventually
@@ -54,7 +54,7 @@ class Setting:
 @pytest.fixture
 def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
     """Credentials count as old at once."""
-    monkeypatch.setattr(credential_store, "_FRESH", 0.0)
+    monkeypatch.setattr(credentials, "_FRESH", 0.0)
     with (
         server(tls=certificate(tmp_path), token="first") as api,
         Relay(int(api.url.rpartition(":")[2])) as relay,
@@ -159,27 +159,6 @@ def test_kubeconfig_can_disable_compression(tmp_path: Path) -> None:
     assert exchanges == [Exchange(False, "identity", None)]
 
 
-def test_an_incomplete_compressed_list_is_retried() -> None:
-    """It is one warning, even if the HTTP response is complete."""
-    with server() as api, capture_logs() as lines:
-        api.store.load(map(long_service, NAMES))
-        api.faults.truncate(2, verb="list")
-        with Follower(watches(api.url, Kind.SERVICE)) as follower:
-            follower.sees(*NAMES)
-    reasons = [str(line["reason"]) for line in lines if line["log_level"] == "warning"]
-    assert len(reasons) == 1
-    assert reasons[0].startswith("the API server's response ended in the middle of gzip data")
-
-
-def test_a_bomb_is_a_failure() -> None:
-    """After 16 MiB without an object, the rest is not unpacked; there is one request."""
-    bomb = whole(gzip.compress(bytes(1 << 28), 9), headers="Content-Encoding: gzip\r\n")
-    with CannedServer(lambda _, connection: connection.sendall(bomb)) as canned:
-        with pytest.raises(SourceError, match="more than 16777216 bytes that are no object"):
-            watches(canned.url, Kind.SERVICE)[0].once()
-        assert len(canned.requests) == 1
-
-
 def test_a_bomb_of_objects_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in the first page, which has no limit."""
     monkeypatch.setattr(wire, "_MAX_OBJECTS", 10_000)
@@ -190,18 +169,6 @@ def test_a_bomb_of_objects_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(SourceError, match="no end: more than 10000 objects"):
             watches(canned.url, Kind.SERVICE)[0].once()
         assert len(canned.requests) == 1
-
-
-def test_large_objects_cost_no_requests() -> None:
-    """Every API server accepts an externalName of 1.4 million commas."""
-    with server() as api:
-        api.store.load(map(service, NAMES))
-        for number in range(4):
-            api.store.create(service(f"x{number}", type="ExternalName", externalName="," * 1_400_000))
-        (listed,) = watches(api.url, Kind.SERVICE)[0].once()
-        assert len(api.requests.entries("list")) == 1
-    assert isinstance(listed, Listed)
-    assert [it.key.name for it in listed.objects] == [*NAMES, "x0", "x1", "x2", "x3"]
 
 
 def test_an_object_that_is_too_large_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.objects import Kind
-from pykubeproxy.sources import Client, SourceError, api_watches, credential_store, plugin
+from pykubeproxy.sources import Client, SourceError, api_watches, credentials, plugin
 from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.failures import Failure
 from tests.fakes.canned import CHUNKED, Answer, CannedServer
@@ -166,7 +166,7 @@ def test_a_plugin_that_hangs_blocks_only_its_own_request(
 ) -> None:
     """The request fails in time, and others run the plugin themselves soon."""
     monkeypatch.setattr(plugin, "_SECONDS", 4.0)
-    monkeypatch.setattr(credential_store, "_PATIENCE", 0.3)
+    monkeypatch.setattr(credentials, "_PATIENCE", 0.3)
     with server(tls=certificate(tmp_path), token="right") as api:
         client = Client(str(hanging_plugin(api)), qps=-1)
         first, second, _ = api_watches(client, "n1", SHORT)
@@ -205,10 +205,10 @@ def test_watches_go_on_while_a_plugin_hangs(
         eventually(lambda: requests() <= earlier, 6)
 
 
-def test_a_plugin_that_prints_without_end_is_stopped(tmp_path: Path) -> None:
+def test_a_plugin_that_prints_without_end_is_stopped() -> None:
     """Before memory is exhausted."""
     settings = plugin.CredentialPlugin("yes", PROGRAM)
     started = time.monotonic()
     with pytest.raises(SourceError, match="credential plugin yes printed more than 1048576 bytes"):
-        plugin.run(settings, tmp_path, None)
+        plugin.run(settings, None)
     assert time.monotonic() - started < 5

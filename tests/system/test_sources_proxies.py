@@ -95,22 +95,6 @@ def test_the_reason_of_a_socks_proxy_is_reported(api: ApiServer, write: Write) -
             watch.once()
 
 
-def test_a_loopback_server_is_reached_without_the_proxy_of_the_environment(
-    api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
-    services(str(api.kubeconfig(tmp_path / "kubeconfig"))).once()
-
-
-def test_no_proxy_does_not_exclude_the_proxy_of_the_kubeconfig(
-    api: ApiServer, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NO_PROXY", "*")
-    with Relay(port_of(api), proxy=True) as relay:
-        services(write(**{"proxy-url": f"http://127.0.0.1:{relay.port}"})).once()
-    assert relay.accepted == 1
-
-
 @pytest.mark.parametrize("proxied", [False, True])
 def test_each_request_names_the_user_to_impersonate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxied: bool

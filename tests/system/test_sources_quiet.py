@@ -225,8 +225,8 @@ def test_events_during_a_list_arrive_at_once_and_are_kept(monkeypatch: pytest.Mo
     """The list of an expired check is older than they are: no object returns to an earlier state, and none reappears."""
     exchange = Client._exchange
 
-    def slowly(client: Client, request: Any) -> Iterator[bytes]:
-        parts = exchange(client, request)
+    def slowly(client: Client, request: Any, *others: Any) -> Iterator[bytes]:
+        parts = exchange(client, request, *others)
         yield next(parts)
         if request.compressible and api.requests.count("watch"):  # a later list
             answered.set()

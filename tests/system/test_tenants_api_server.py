@@ -7,6 +7,8 @@ import signal
 import statistics
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, METRICS, PROGRAM, answers, inside_a_namespace, running, saved
 from tests.fakes.victim import Victim, victim
 
-pytestmark = [pytest.mark.root, pytest.mark.parametrize("backend", ["nft", "legacy"])]
+pytestmark = pytest.mark.root
 
 SERVER = "192.168.50.1"
 
@@ -47,19 +49,29 @@ def to_server(backend: str) -> str:
     return "\n".join(line for line in saved(f"iptables-{backend}-save") if f"-d {SERVER}/" in line)
 
 
+@contextmanager
+def second(folder: Path, backend: str, url: str) -> Iterator[None]:
+    """Run an agent after the victim's was killed."""
+    flags = ("--hostname-override=node1", f"--iptables-backend={backend}", "--master", url)
+    with running(folder / "second.log", *flags, environment={"XTABLES_LOCKFILE": str(folder / "lock")}):
+        yield
+
+
 def reconnected(made: Victim) -> float:
     """Return the median time of some changes, each after all connections of the agent broke."""
     times = []
-    for _ in range(5):
+    for _ in range(3):
         time.sleep(random.uniform(1.0, 2.0))  # minSyncPeriod delays each change differently, as in `allowed`
         made.api.drop_connections()
         times.append(made.change(20))
     return statistics.median(times)
 
 
-def test_a_service_at_the_address_of_the_api_server_cuts_off_no_agent(backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "field"), [("nft", "externalIPs"), ("legacy", "ingress")])
+def test_a_service_at_the_address_of_the_api_server_cuts_off_no_agent(
+    backend: str, field: str, tmp_path: Path
+) -> None:
     """Not even across a restart. Log, event and `explain` name the address; another port there is served."""
-    field = "externalIPs" if backend == "nft" else "ingress"
     with victim(backend, tmp_path, server_address=SERVER) as made:
         allowed = made.allowed()
         claim(made, field)
@@ -79,19 +91,17 @@ def test_a_service_at_the_address_of_the_api_server_cuts_off_no_agent(backend: s
         assert f"{SERVER}:{made.api.port} is not served: this node reaches the API server there." in explained
 
         os.kill(made.pid, signal.SIGKILL)
-        flags = ("--hostname-override=node1", f"--iptables-backend={backend}", "--master", made.api.url)
-        with running(
-            tmp_path / "second.log", *flags, environment={"XTABLES_LOCKFILE": str(tmp_path / "lock")}
-        ):
+        with second(tmp_path, backend, made.api.url):
             eventually(lambda: answers(METRICS, "/healthz", 200), 20)
             made.change(20)
             made.api.store.delete(SERVICES, "default", "attacker")
             eventually(lambda: SERVER not in rules(backend), 20)
 
 
-def test_a_service_at_the_health_port_of_the_node_breaks_no_probe(backend: str, tmp_path: Path) -> None:
+def test_a_service_at_the_health_port_of_the_node_breaks_no_probe(tmp_path: Path) -> None:
     """Neither those of the kubelet over loopback, nor those of others at the node's address. The rest is served."""
     flags = (f"--healthz-bind-address={SERVER}:{HEALTH}", "--metrics-bind-address=0.0.0.0:10249")
+    backend = "legacy"
     with victim(backend, tmp_path, *flags, server_address=SERVER) as made:
         made.api.store.replace(node("node1", SERVER), part="status")
         numbers = {"healthz": HEALTH, "metrics": METRICS, "other": 9}
@@ -110,8 +120,9 @@ def test_a_service_at_the_health_port_of_the_node_breaks_no_probe(backend: str, 
             assert f"{SERVER}:{port} is not served: {reason}." in explained
 
 
-def test_a_client_at_the_cluster_ip_of_the_api_server_is_served(backend: str, tmp_path: Path) -> None:
+def test_a_client_at_the_cluster_ip_of_the_api_server_is_served(tmp_path: Path) -> None:
     """A pod's client uses the cluster IP of default/kubernetes, which must have rules like any other cluster IP."""
+    backend = "nft"
     with victim(backend, tmp_path, server_address=SERVER) as made:
         allowed = made.allowed()
         subprocess.run(["ip", "route", "add", "10.96.0.0/16", "dev", "lo"], check=True)
@@ -121,15 +132,7 @@ def test_a_client_at_the_cluster_ip_of_the_api_server_is_served(backend: str, tm
         served = "-d 10.96.0.1/32 -p tcp -m comment"
         eventually(lambda: f"--to-destination {SERVER}:{port}" in rules(backend), 20)
         os.kill(made.pid, signal.SIGKILL)
-
-        flags = (
-            "--hostname-override=node1",
-            f"--iptables-backend={backend}",
-            "--master=http://10.96.0.1:443",
-        )
-        with running(
-            tmp_path / "second.log", *flags, environment={"XTABLES_LOCKFILE": str(tmp_path / "lock")}
-        ):
+        with second(tmp_path, backend, "http://10.96.0.1:443"):
             eventually(lambda: answers(METRICS, "/healthz", 200), 20)
             made.change(20)
             assert served in rules(backend)
@@ -142,6 +145,7 @@ def test_a_client_at_the_cluster_ip_of_the_api_server_is_served(backend: str, tm
             assert "external address skipped" in (tmp_path / "second.log").read_text()
 
 
+@pytest.mark.parametrize("backend", ["nft", "legacy"])
 def test_rules_of_an_earlier_proxy_at_the_address_of_the_api_server_are_deleted(
     backend: str, tmp_path: Path
 ) -> None:

@@ -114,7 +114,7 @@ def _sender(source: Location) -> str:
 def _through_nodes(answer: Answer) -> str:
     """Conclude for a connection that any of several nodes may receive."""
     sender, title = _sender(answer.source), answer.destination.title
-    good = _nodes(way for way in answer.ways if _works(way))
+    good = [name for way in answer.ways if _works(way) for name in way.names]
     bad = [way for way in answer.ways if not way.unread and not _works(way)]
     unread = _unread(visit for way in answer.ways if way.unread for visit in way.visits)
     unknown = f"; {unread}" if unread else ""
@@ -125,7 +125,7 @@ def _through_nodes(answer: Answer) -> str:
         return f"{known}{unknown}."
     groups: dict[_NodeFailure, list[str]] = {}
     for way in bad:
-        groups.setdefault(_failure_through(way, answer), []).extend(_nodes([way]))
+        groups.setdefault(_failure_through(way, answer), []).extend(way.names)
     failures = listed(_done_by(some, failure) for failure, some in groups.items()) + unknown
     if good:
         only = "" if unread else "only "
@@ -133,10 +133,6 @@ def _through_nodes(answer: Answer) -> str:
     if any(map(_may_work, bad)):
         return f"{sender} reaches {title} with some of its connections only: {failures}."
     return f"{sender} does not reach {title}: {failures}."
-
-
-def _nodes(ways: Iterable[TracedWay]) -> list[str]:
-    return [name for way in ways for name in (way.node, *way.others) if name is not None]
 
 
 def _done_by(receivers: Sequence[str], failure: _NodeFailure) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from pykubeproxy.inspect.connection import Directory, Location, LocationKind, TracedDestination
-from pykubeproxy.inspect.explain.model import NodeGroup, ServiceOnNodes
+from pykubeproxy.inspect.explain.model import ExplainedGroup, Explanation
 from pykubeproxy.inspect.node import NodeState, UnknownNode
 from pykubeproxy.inspect.packets.iptables import IptablesRules
 from pykubeproxy.inspect.packets.packet import DNAT, NEW, SNAT, Packet
@@ -126,6 +126,11 @@ class TracedWay(msgspec.Struct, frozen=True, rename="camel"):
     visits: tuple[TracedVisit, ...] = ()
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All these nodes."""
+        return self.others if self.node is None else (self.node, *self.others)
+
+    @property
     def unread(self) -> str | None:
         """Why the rules of the first node are unknown; None if they are known, or no node of the group is read."""
         return self.visits[0].unread if self.visits else None
@@ -136,26 +141,33 @@ MOST_RECEIVERS = 10
 
 
 def receivers(
-    services: Iterable[ServiceOnNodes], name: PortName, family: Family, kind: FrontendKind
+    services: Iterable[Explanation], name: PortName, family: Family, kind: FrontendKind
 ) -> Sequence[TracedWay]:
     """Return the nodes that may receive packets to a frontend of a service port; none if nodes do not serve it."""
     for port in (port for service in services for port in service.ports):
-        if (port.first.name, port.first.family) == (name, family):
+        if (port.name, port.family) == (name, family):
             internal = kind is FrontendKind.CLUSTER_IP
-            local = port.first.port.internal_local if internal else port.first.port.external_local
-            return _read_some(port.policies[Policy.LOCAL if local else Policy.CLUSTER])
+            local = port.port.internal_local if internal else port.port.external_local
+            policies = {policy.policy: policy.groups for policy in port.policies}
+            return _read_some(policies[Policy.LOCAL if local else Policy.CLUSTER])
     return ()
 
 
-def _read_some(groups: Sequence[NodeGroup]) -> Sequence[TracedWay]:
+def _read_some(groups: Sequence[ExplainedGroup]) -> Sequence[TracedWay]:
     """Choose a node of each group to read, but not of all groups that serve, if these are many."""
-    serving = [group for group in groups if group.serves]
-    unread = tuple(name for group in serving[MOST_RECEIVERS:] for name in group.nodes)
+    found = [_way(group) for group in groups]
+    serving = [way for way in found if way.serves]
+    unread = tuple(name for way in serving[MOST_RECEIVERS:] for name in way.names)
     return (
-        *(TracedWay(group.nodes[0], group.nodes[1:]) for group in serving[:MOST_RECEIVERS]),
+        *serving[:MOST_RECEIVERS],
         *([TracedWay(None, unread)] if unread else []),
-        *(TracedWay(group.nodes[0], group.nodes[1:], False) for group in groups if not group.serves),
+        *(way for way in found if not way.serves),
     )
+
+
+def _way(group: ExplainedGroup) -> TracedWay:
+    first, *others = (node.name for node in group.nodes)
+    return TracedWay(first, tuple(others), group.serves)
 
 
 # A packet goes to the node of a node port, from there to an endpoint; one more is a loop.

@@ -1,7 +1,7 @@
 """A small Kubernetes API server: Services, EndpointSlices, Nodes, Pods and Events over real HTTP.
 
 It serves lists, pages, watches, bookmarks and errors as a real API server does, and exec of pods over WebSocket.
-`python -m pykubeproxy.lab.apiserver --listen 127.0.0.1:0` runs it as a process.
+`python -m pykubeproxy.lab.apiserver` runs it as a process of a lab.
 """
 
 from pykubeproxy.lab.apiserver.kubelet import Runtime, Sandbox

@@ -5,6 +5,7 @@ invalid values. They are lenient elsewhere: unknown fields are kept, and a clust
 """
 
 import ipaddress
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -27,6 +28,8 @@ from pykubeproxy.objects.decode import WireEndpointSlice, WireMetadata, WireNode
 Claim = str | int  # an IP address in its canonical form, or a node port
 
 NODE_PORTS = range(30000, 32768)
+_RESERVED_PORTS = 86
+_NOT_ALLOCATED = "Internal error occurred: failed to allocate a"
 WITH_NODE_PORTS = ("NodePort", "LoadBalancer")
 _POLICIES = ("Cluster", "Local")
 _CHOICES = {
@@ -48,17 +51,15 @@ class Allocations:
 
     def __init__(self, service_cidrs: Sequence[str]) -> None:
         networks = [ipaddress.ip_network(cidr) for cidr in service_cidrs]
-        self._first = {f"IPv{net.version}": net.network_address + 1 for net in networks}
-        self._addresses = {f"IPv{net.version}": _address_rotation(net) for net in networks}
-        reserved = min(max(16, len(NODE_PORTS) // 32), 128)
-        self._ports = _Rotation(len(NODE_PORTS), reserved, "nodePort: all are in use")
+        self._addresses = {f"IPv{network.version}": _addresses(network) for network in networks}
+        self._ports = _rotation(NODE_PORTS, _RESERVED_PORTS)
         self._owners: dict[Claim, str] = {}
         self._claims: dict[str, frozenset[Claim]] = {}
 
     @property
     def families(self) -> list[str]:
         """The families with a range of cluster IPs, the cluster's primary one first."""
-        return list(self._first)
+        return list(self._addresses)
 
     def taken(self, claim: Claim, owner: str) -> bool:
         """Return whether another owner has it."""
@@ -66,16 +67,18 @@ class Allocations:
 
     def next_address(self, family: str) -> str:
         """Return a free cluster IP of a family (IPv4 or IPv6) without claiming it. Raise a 500 if none is left."""
-        first = self._first[family]
-        return str(first + self._addresses[family].next(lambda o: str(first + o) not in self._owners))
+        size, rotation = self._addresses[family]
+        for address in itertools.islice(rotation, size):
+            if address not in self._owners:
+                return address
+        raise ApiError(500, f"{_NOT_ALLOCATED} serviceIP: {family} range is full")
 
     def next_port(self, excluded: set[int]) -> int:
         """Return a free node port without claiming it. Raise a 500 if none is left."""
-
-        def free(offset: int) -> bool:
-            return NODE_PORTS[offset] not in excluded and NODE_PORTS[offset] not in self._owners
-
-        return NODE_PORTS[self._ports.next(free)]
+        for port in itertools.islice(self._ports, len(NODE_PORTS)):
+            if port not in excluded and port not in self._owners:
+                return port
+        raise ApiError(500, f"{_NOT_ALLOCATED} nodePort: all are in use")
 
     def settle(self, owner: str, claims: frozenset[Claim]) -> None:
         """Make `claims` all that an owner has; free the rest."""
@@ -87,28 +90,16 @@ class Allocations:
             self._owners.update(dict.fromkeys(claims, owner))
 
 
-class _Rotation:
-    """Goes round the offsets 0..size-1, so that a freed one is not reused at once."""
-
-    def __init__(self, size: int, reserved: int, exhausted: str) -> None:
-        self._size = size
-        self._exhausted = exhausted
-        self._low = min(reserved, size // 2)  # offsets below are used last
-        self._next = self._low
-
-    def next(self, free: Callable[[int], bool]) -> int:
-        for candidates in (range(self._next, self._size), range(self._low, self._next), range(self._low)):
-            for offset in candidates:
-                if free(offset):
-                    self._next = max(offset + 1, self._low)
-                    return offset
-        raise ApiError(500, f"Internal error occurred: failed to allocate a {self._exhausted}")
+def _rotation(numbers: range, reserved: int) -> Iterator[int]:
+    """Yield the numbers again and again, so that one that was freed is not used again at once; the low ones last."""
+    return itertools.cycle(itertools.chain(numbers[reserved:], numbers[:reserved]))
 
 
-def _address_rotation(network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> _Rotation:
-    """Cover all addresses but the network's and, in IPv4, its broadcast address."""
+def _addresses(network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> tuple[int, Iterator[str]]:
+    """Return how many addresses Services may get, and these in turn."""
     size = min(network.num_addresses - (2 if network.version == 4 else 1), 1 << 20)
-    return _Rotation(size, min(max(16, size // 16), 256), f"serviceIP: IPv{network.version} range is full")
+    offsets = _rotation(range(1, size + 1), min(max(16, size // 16), 256, size // 2))
+    return size, (str(network[offset]) for offset in offsets)
 
 
 class _ServiceSpecFields(WireServiceSpec):

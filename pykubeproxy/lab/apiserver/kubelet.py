@@ -2,21 +2,18 @@
 
 A pod that a client creates runs at once and goes as soon as it is deleted. It has no process of its own. It must use its
 node's network, and exec runs commands there. Exec carries the streams and the exit code of a process over a WebSocket, on
-the channels of *.channel.k8s.io; each message begins with the number of its channel. One thread moves all data and stops
-reading from a side while the other side takes none, so that neither a fast process nor a fast client fills memory.
+the channels of *.channel.k8s.io; each message begins with the number of its channel.
 """
 
 import os
 import select
 import signal
 import socket
-import ssl
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import IO, NamedTuple, Self
+from typing import IO, NamedTuple
 
 import msgspec
 from wsproto import ConnectionType, WSConnection
@@ -35,7 +32,8 @@ PUBLISHED = "lab.pykubeproxy/published"
 V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 _STDIN, _STDOUT, _STDERR, _ERROR, _CLOSE = 0, 1, 2, 3, 255
 _CHUNK = 32 * 1024
-_BUFFER = 128 * 1024  # bytes that wait for a slow client or process; then the other side waits
+_BUFFER = 128 * 1024  # bytes that wait for a slow process; then the client waits
+_POD_CHECK_MILLISECONDS = 200  # the end of a pod ends the commands in it
 _CLOSE_SECONDS = 5.0  # for a client to answer the close of the WebSocket
 
 
@@ -93,34 +91,6 @@ class Kubelet:
                 self._store.merge_patch(PODS, stored.namespace, stored.name, status, part="status")
 
 
-class PodEnd:
-    """Tells when a pod object is gone, which ends the commands in it. A context manager."""
-
-    def __init__(self, store: Store, pod: JsonObject) -> None:
-        self._store = store
-        self._meta = pod["metadata"]
-        self._cursor = store.watch(PODS)
-
-    def fileno(self) -> int:
-        """Return a file descriptor that becomes readable when pods change."""
-        return self._cursor.fileno()
-
-    def has_come(self) -> bool:
-        """Return whether the pod is gone."""
-        self._cursor.clear()
-        try:
-            stored = self._store.read(PODS, self._meta["namespace"], self._meta["name"])
-        except ApiError:
-            return True
-        return bool(decoded(stored)["metadata"]["uid"] != self._meta["uid"])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._store.unwatch(PODS, self._cursor)
-
-
 def running(spec: JsonObject, addresses: list[str], started: str, ready: bool = True) -> JsonObject:
     """Return the status of a pod with these addresses that runs since `started`, a time of the API."""
     conditions = {"PodScheduled": True, "Initialized": True, "ContainersReady": ready, "Ready": ready}
@@ -160,41 +130,52 @@ class Streams(NamedTuple):
 
 
 class Session:
-    """One process and its client. The process has pipes for the requested streams only."""
+    """One command and its client. Sending waits for a slow client, so that a fast process does not fill memory."""
 
     def __init__(
         self, connection: socket.socket, websocket: WSConnection, protocol: str, streams: Streams
     ) -> None:
+        connection.settimeout(None)
         self._socket = connection
         self._websocket = websocket
         self._protocol = protocol
         self._first = _STDOUT if streams.stdout else _STDERR if streams.stderr else _ERROR
-        self._to_client = bytearray()
         self._to_stdin = bytearray()
-        self._outputs: dict[int, int] = {}  # descriptor: channel
         self._stdin: IO[bytes] | None = None
         self._stdin_ends = False  # the client has closed the channel
         self._channel: int | None = None  # of a message that is not complete
         self._connected = True
-        self._progressed = False
-        connection.setblocking(False)
 
-    def run(
-        self, response: bytes, received: bytes, process: subprocess.Popen[bytes], pod_end: PodEnd
-    ) -> None:
-        """Send the response to the handshake, then serve until the process ends, the client leaves or the pod is gone.
+    def open(self, response: bytes) -> None:
+        """Send the response to the handshake, and an empty message, which shows the client that it is connected."""
+        self._transmit(response)
+        self._send(self._first, b"")
 
-        Then kills the process group.
-        """
+    def run(self, received: bytes, process: subprocess.Popen[bytes], is_gone: Callable[[], bool]) -> None:
+        """Serve until the process ends, the client leaves or its pod `is_gone`. Then kill the process group."""
         exited = os.pidfd_open(process.pid)
+        outputs = {
+            pipe.fileno(): channel
+            for pipe, channel in ((process.stdout, _STDOUT), (process.stderr, _STDERR))
+            if pipe is not None
+        }
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+            self._stdin = process.stdin
         try:
-            self._open(response)
-            self._attach(process)
             self._accept(received)
-            while self._connected and (self._outputs or not _readable(exited)):
-                if _readable(pod_end.fileno()) and pod_end.has_come():
+            while self._connected and not is_gone():
+                ready = self._poll([*outputs] or [exited])
+                for descriptor in ready & outputs.keys():
+                    if data := os.read(descriptor, _CHUNK):
+                        self._send(outputs[descriptor], data)
+                    else:
+                        del outputs[descriptor]
+                if self._socket.fileno() in ready:
+                    self._read_client()
+                self._write_stdin()
+                if exited in ready:
                     break
-                self._move([pod_end.fileno(), *([] if self._outputs else [exited])])
         finally:
             os.killpg(process.pid, signal.SIGKILL)  # until wait() the process id cannot be reused
             code = process.wait()
@@ -202,77 +183,27 @@ class Session:
             for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
                 pipe.close()
             self._stdin = None
-            self._outputs.clear()
-        self._finish(exit_status(code if code >= 0 else 128 - code))
+        self.finish(exit_status(code if code >= 0 else 128 - code))
 
-    def fail(self, response: bytes, status: JsonObject) -> None:
-        """Send the response to the handshake and the status of a command that cannot start."""
-        self._open(response)
-        self._finish(status)
-
-    def _open(self, response: bytes) -> None:
-        self._to_client += response
-        self._send(self._first, b"")  # shows the client that the connection is established
-
-    def _attach(self, process: subprocess.Popen[bytes]) -> None:
-        for pipe, channel in ((process.stdout, _STDOUT), (process.stderr, _STDERR)):
-            if pipe is not None:
-                os.set_blocking(pipe.fileno(), False)
-                self._outputs[pipe.fileno()] = channel
-        if process.stdin is not None:
-            os.set_blocking(process.stdin.fileno(), False)
-            self._stdin = process.stdin
-
-    def _finish(self, status: JsonObject) -> None:
+    def finish(self, status: JsonObject) -> None:
         """Send the status and wait until the client closes the WebSocket."""
-        if not self._connected:
-            return
         self._send(_ERROR, msgspec.json.encode(status))
-        self._to_client += self._websocket.send(CloseConnection(1000))
-        deadline = None
-        while self._connected and (deadline is None or time.monotonic() < deadline):
-            if deadline is None and not self._to_client:
-                deadline = time.monotonic() + _CLOSE_SECONDS
-            self._move([], None if deadline is None else max(0.0, deadline - time.monotonic()))
+        if self._connected:
+            self._transmit(self._websocket.send(CloseConnection(1000)))
+        self._socket.settimeout(_CLOSE_SECONDS)
+        while self._connected:
+            self._read_client()
 
-    def _move(self, ends: Sequence[int], seconds: float | None = None) -> None:
-        """Move what can be moved at once; if that is nothing, wait for one side or for one of the descriptors `ends`."""
-        self._progressed = False
-        self._read_outputs()
-        self._write_stdin()
-        self._write_client()
-        self._read_client()
-        if self._progressed or not self._connected:
-            return
+    def _poll(self, descriptors: Sequence[int]) -> set[int]:
+        """Wait for the client or one of the descriptors; return those that are ready."""
         poll = select.poll()
-        poll.register(self._socket, select.POLLRDHUP | self._client_events())
-        if len(self._to_client) < _BUFFER:
-            for descriptor in self._outputs:
-                poll.register(descriptor, select.POLLIN)
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLIN)
+        receiving = select.POLLIN if len(self._to_stdin) < _BUFFER else 0
+        poll.register(self._socket, select.POLLRDHUP | receiving)
         if self._stdin is not None and self._to_stdin:
             poll.register(self._stdin, select.POLLOUT)
-        for descriptor in ends:
-            poll.register(descriptor, select.POLLIN)
-        ready = dict(poll.poll(None if seconds is None else seconds * 1000))
-        gone = select.POLLRDHUP | select.POLLHUP | select.POLLERR
-        if ready.get(self._socket.fileno(), 0) & gone:
-            self._connected = False
-
-    def _client_events(self) -> int:
-        receiving = select.POLLIN if len(self._to_stdin) < _BUFFER else 0
-        return receiving | (select.POLLOUT if self._to_client else 0)
-
-    def _read_outputs(self) -> None:
-        for descriptor, channel in list(self._outputs.items()):
-            if len(self._to_client) >= _BUFFER:
-                return
-            with suppress(BlockingIOError):
-                data = os.read(descriptor, _CHUNK)
-                self._progressed = True
-                if data:
-                    self._send(channel, data)
-                else:
-                    del self._outputs[descriptor]
+        return {descriptor for descriptor, _ in poll.poll(_POD_CHECK_MILLISECONDS)}
 
     def _write_stdin(self) -> None:
         if self._stdin is None:
@@ -281,7 +212,6 @@ class Session:
         try:
             if self._to_stdin:
                 del self._to_stdin[: os.write(self._stdin.fileno(), self._to_stdin[:_CHUNK])]
-                self._progressed = True
         except BlockingIOError:
             return
         except BrokenPipeError:  # the process reads no more
@@ -291,26 +221,11 @@ class Session:
             self._stdin.close()
             self._stdin = None
 
-    def _write_client(self) -> None:
-        try:
-            while self._to_client:
-                del self._to_client[: self._socket.send(self._to_client[:_CHUNK])]
-                self._progressed = True
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            pass
-        except OSError:
-            self._connected = False
-
     def _read_client(self) -> None:
-        if len(self._to_stdin) >= _BUFFER:
-            return
         try:
             data = self._socket.recv(_CHUNK)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return
         except OSError:
             data = b""
-        self._progressed = True
         if data:
             self._accept(data)
         else:
@@ -324,17 +239,15 @@ class Session:
                 self._handle(event)
         except RemoteProtocolError as error:
             if error.event_hint is not None:
-                self._to_client += self._websocket.send(error.event_hint)
-                self._write_client()
+                self._transmit(self._websocket.send(error.event_hint))
             self._connected = False
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Ping) and self._websocket.state is ConnectionState.OPEN:
-            self._to_client += self._websocket.send(event.response())
+            self._transmit(self._websocket.send(event.response()))
         elif isinstance(event, CloseConnection):
             if self._websocket.state is ConnectionState.REMOTE_CLOSING:
-                self._to_client += self._websocket.send(event.response())
-                self._write_client()
+                self._transmit(self._websocket.send(event.response()))
             self._connected = False
         elif isinstance(event, BytesMessage | TextMessage):
             self._receive(event)
@@ -354,13 +267,15 @@ class Session:
             self._channel = None
 
     def _send(self, channel: int, data: bytes) -> None:
-        self._to_client += self._websocket.send(BytesMessage(bytes([channel]) + data))
+        if self._connected:
+            self._transmit(self._websocket.send(BytesMessage(bytes([channel]) + data)))
 
-
-def _readable(descriptor: int) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
+    def _transmit(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[self._socket.send(data) :]
+        except OSError:
+            self._connected = False
 
 
 def exit_status(code: int) -> JsonObject:
@@ -420,15 +335,24 @@ def execute(request: Request, pod: JsonObject, runtime: Runtime, store: Store) -
 
     def serve(connection: socket.socket, received: bytes) -> None:
         session = Session(connection, websocket, protocol, streams)
-        with PodEnd(store, pod) as pod_end:
-            try:
-                process = _start(command, streams, sandbox)
-            except OSError as error:
-                session.fail(accepted, _start_failure(command, error).status())
-            else:
-                session.run(accepted, received, process, pod_end)
+        session.open(accepted)
+        try:
+            process = _start(command, streams, sandbox)
+        except OSError as error:
+            session.finish(_start_failure(command, error).status())
+        else:
+            session.run(received, process, lambda: _is_gone(store, pod))
 
     return Response(upgrade=serve)
+
+
+def _is_gone(store: Store, pod: JsonObject) -> bool:
+    meta = pod["metadata"]
+    try:
+        stored = store.read(PODS, meta["namespace"], meta["name"])
+    except ApiError:
+        return True
+    return bool(decoded(stored)["metadata"]["uid"] != meta["uid"])
 
 
 def container_of(pod: JsonObject, requested: str) -> str:

@@ -24,6 +24,7 @@ from pykubeproxy.sources import queries
 from tests.fleet import NodeKind, Size, cluster, nodes, saved, state_of, tables
 
 SIZE = Size(nodes=8, services=5)
+ACCESS = NodeAccess(SimpleNamespace(server_addresses=frozenset))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -73,11 +74,8 @@ def _api_server(
             remarks=remarks(unread, "legacy" if node.name == "node1" else ""),
         )
 
-    client = SimpleNamespace(server_addresses=frozenset)
-    monkeypatch.setattr(module, "open_client", lambda _: client)
     monkeypatch.setattr(module, "list_objects", objects)
-    monkeypatch.setattr(module, "node_access", lambda _, __: nullcontext(NodeAccess(None)))  # type: ignore[arg-type]
-    monkeypatch.setattr(module, "list_nodes", lambda _, wanted: selected(wanted))
+    monkeypatch.setattr(module, "selected_nodes", lambda _, wanted: nullcontext((ACCESS, selected(wanted))))
     monkeypatch.setattr(nodes_of_clusters, "find_node_pods", lambda *_: None)
     monkeypatch.setattr(nodes_of_clusters, "read_node", read_node)
     monkeypatch.setattr(queries, "last_changes", lambda _, services: dict.fromkeys(services, 1000.0))
@@ -122,7 +120,7 @@ def test_node_without_a_family_that_it_needs_gives_exit_code_2(
     dual = [
         Node(it.name, (*it.addresses, "2001:db8::1")) for it in selected(NodeSelection((), everywhere=True))
     ]
-    monkeypatch.setattr(module, "list_nodes", lambda _, __: dual)
+    monkeypatch.setattr(module, "selected_nodes", lambda _, __: nullcontext((ACCESS, dual)))
     assert run("--all-nodes").exit_code == 2
 
 

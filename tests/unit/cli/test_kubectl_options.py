@@ -6,13 +6,11 @@ import click
 from click.testing import CliRunner
 
 from pykubeproxy.cli.cluster import (
+    ClusterOptions,
     NodeSelection,
-    PodOptions,
-    ServerOptions,
+    cluster_options,
     namespace_option,
     node_options,
-    pod_options,
-    server_options,
 )
 from pykubeproxy.cli.kubectl import plugin
 
@@ -22,8 +20,7 @@ SEEN: list[dict[str, Any]] = []
 @click.command()
 @node_options
 @namespace_option
-@server_options
-@pod_options
+@cluster_options
 def some(**arguments: Any) -> None:
     SEEN.append(arguments)
 
@@ -40,8 +37,7 @@ def test_options_arrive_as_values() -> None:
     assert given(some, *arguments) == {
         "nodes": NodeSelection(("a", "b"), everywhere=False),
         "namespace": "ns",
-        "server": ServerOptions("", "c"),
-        "pods": PodOptions("", "", "", 3),
+        "cluster": ClusterOptions("", "c", at_once=3),
     }
 
 

@@ -322,28 +322,6 @@ def test_a_newer_value_of_an_optional_setting_is_a_warning(field: str, value: st
     assert config == load(HEADER, {}).config
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("mode", "nftables"),
-        ("detectLocalMode", "NodeInterface"),
-        ("pykubeproxy.iptablesBackend", "bpf"),
-        ("nodePortAddresses", ["secondary"]),
-    ],
-)
-def test_a_newer_value_that_decides_where_packets_go_is_an_error(field: str, value: object) -> None:
-    """A default in its place might send packets elsewhere or leave two backends with rules."""
-    with pytest.raises(ConfigError, match=f"^{field}: .* is not valid: must "):
-        load(nested({**HEADER, field: value}), {})
-
-
-@pytest.mark.parametrize("field", ["newer", "pykubeproxy.newer", "iptables.newer", "newer.section.field"])
-def test_a_newer_field_is_a_warning(field: str) -> None:
-    config, (warning,) = load(nested({**HEADER, field: NEWER}), {})
-    assert warning.startswith(f"The field {field.removesuffix('.section.field')} is unknown and ignored.")
-    assert config == load(HEADER, {}).config
-
-
 @pytest.mark.parametrize("flag", ["logging-format", "v", "dispatch"])
 def test_a_newer_value_of_a_flag_is_an_error(flag: str) -> None:
     """Flags are part of the pod template, which a rollback reverts too."""

@@ -255,13 +255,6 @@ def test_a_deprecated_port_is_checked_where_it_counts(port: str) -> None:
         load(None, {"healthz-port": port, "healthz-bind-address": "10.0.0.1"})
 
 
-@pytest.mark.parametrize("flag", ["iptables-sync-period", "config-sync-period"])
-def test_a_period_of_zero_is_refused(flag: str) -> None:
-    """The two periods that must be greater than 0 are, by flag, where 0 is not the default."""
-    with pytest.raises(ConfigError, match=rf"^--{flag}: 0s is not valid: must be greater than 0$"):
-        by_flags(**{flag: "0"})
-
-
 def test_an_error_names_the_flag() -> None:
     """A value that came by flag is named by its flag."""
     with pytest.raises(

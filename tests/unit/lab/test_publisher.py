@@ -10,7 +10,7 @@ from pykubeproxy.lab.api import Api, ApiFailure, Object
 from pykubeproxy.lab.apiserver import PODS, Store
 from pykubeproxy.lab.apiserver.resources import ApiError as Refused
 from pykubeproxy.lab.network import SITES
-from pykubeproxy.lab.pods import KUBE_PROXY, PYKUBEPROXY, PublishedPod, Publisher, proxy_pod
+from pykubeproxy.lab.pods import KUBE_PROXY, PYKUBEPROXY, PublishedObject, Publisher, proxy_pod
 from tests.unit.manifests.overlays import MANIFESTS, daemon_set
 
 NODE = SITES["node1"]
@@ -52,12 +52,12 @@ def api() -> FakeApi:
 
 
 @pytest.fixture
-def desired() -> list[PublishedPod]:
+def desired() -> list[PublishedObject]:
     return [proxy_pod(NODE, PYKUBEPROXY, STARTED, alive=True)]
 
 
 @pytest.fixture
-def publisher(api: FakeApi, desired: list[PublishedPod]) -> Iterator[Publisher]:
+def publisher(api: FakeApi, desired: list[PublishedObject]) -> Iterator[Publisher]:
     made = Publisher(cast("Api", api), lambda: list(desired))
     yield made
     made.stop()
@@ -101,7 +101,7 @@ def test_pod_of_a_stopped_proxy_runs_but_is_not_ready() -> None:
 
 
 def test_pods_are_written_when_they_change(
-    api: FakeApi, desired: list[PublishedPod], publisher: Publisher
+    api: FakeApi, desired: list[PublishedObject], publisher: Publisher
 ) -> None:
     publisher.publish()
     assert ready(api.pods()["pykubeproxy-node1"]) == "True"
@@ -114,7 +114,7 @@ def test_pods_are_written_when_they_change(
 
 
 def test_terminating_pods_are_marked_and_then_removed(
-    api: FakeApi, desired: list[PublishedPod], publisher: Publisher
+    api: FakeApi, desired: list[PublishedObject], publisher: Publisher
 ) -> None:
     publisher.publish()
     desired[:] = [desired[0]._replace(terminating=True)]
@@ -135,7 +135,7 @@ def test_a_failed_write_is_repeated(api: FakeApi, publisher: Publisher) -> None:
 
 
 def test_a_pod_that_a_client_removed_returns_with_its_next_change(
-    api: FakeApi, desired: list[PublishedPod], publisher: Publisher
+    api: FakeApi, desired: list[PublishedObject], publisher: Publisher
 ) -> None:
     publisher.publish()
     api.store.delete(PODS, "kube-system", "pykubeproxy-node1", grace=0)

@@ -26,16 +26,6 @@ def pod(status: PodState, app: str = "web") -> LabPod:
     )
 
 
-def conditions(status: PodState, **spec: object) -> dict[str, bool] | None:
-    """The conditions of the endpoint, equal in both families; None without an endpoint."""
-    service = {**SERVICE, "spec": {**SERVICE["spec"], **spec}}
-    ipv4, ipv6 = slices(service, [pod(status)])
-    assert [endpoint["conditions"] for endpoint in ipv4["endpoints"]] == [
-        endpoint["conditions"] for endpoint in ipv6["endpoints"]
-    ]
-    return ipv4["endpoints"][0]["conditions"] if ipv4["endpoints"] else None
-
-
 @pytest.mark.parametrize(
     ("status", "publish", "expected"),
     [
@@ -50,13 +40,10 @@ def conditions(status: PodState, **spec: object) -> dict[str, bool] | None:
 )
 def test_conditions_follow_status(status: PodState, publish: bool, expected: tuple[bool, bool, bool]) -> None:
     """Ready, serving and terminating are set as by the EndpointSlice controller."""
-    actual = conditions(status, publishNotReadyAddresses=publish)
-    assert actual == dict(zip(("ready", "serving", "terminating"), expected, strict=True))
-
-
-def test_ended_pod_has_no_endpoint() -> None:
-    """A pod whose process has ended has no endpoint."""
-    assert conditions(PodState(running=False, answering=True)) is None
+    service = {**SERVICE, "spec": {**SERVICE["spec"], "publishNotReadyAddresses": publish}}
+    conditions = dict(zip(("ready", "serving", "terminating"), expected, strict=True))
+    for slice_ in slices(service, [pod(status)]):
+        assert [endpoint["conditions"] for endpoint in slice_["endpoints"]] == [conditions]
 
 
 def test_endpoint_fields() -> None:
@@ -70,14 +57,3 @@ def test_endpoint_fields() -> None:
     assert (endpoint["nodeName"], endpoint["zone"]) == ("node1", "zone-a")
     assert endpoint["targetRef"]["name"] == "web-1"
     assert ipv6["endpoints"][0]["addresses"] == ["fd00:10:244:1::2"]
-
-
-def test_service_without_selector_has_no_slices() -> None:
-    """Others write the slices of a Service without a selector."""
-    assert slices({**SERVICE, "spec": {**SERVICE["spec"], "selector": None}}, [pod(PodState())]) == []
-
-
-def test_headless_service_is_labelled() -> None:
-    """The slices of a headless Service have the label that proxies skip."""
-    ipv4, _ = slices({**SERVICE, "spec": {**SERVICE["spec"], "clusterIP": "None"}}, [])
-    assert "service.kubernetes.io/headless" in ipv4["metadata"]["labels"]

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from pykubeproxy.sources import Client, SourceError, credential_store, credentials
-from pykubeproxy.sources.credential_store import CredentialStore
-from pykubeproxy.sources.credentials import Credentials
+from pykubeproxy.sources import Client, SourceError, credentials
+from pykubeproxy.sources.credentials import Credentials, CredentialStore
 from pykubeproxy.sources.failures import Failure
 from tests.fakes.kubeconfigs import write_kubeconfig
 
 
 def load(kubeconfig: str, master: str) -> Credentials:
-    return credential_store.load(kubeconfig, master)
+    return credentials.load(kubeconfig, master)
 
 
 def kubeconfig(folder: Path, **user: Any) -> str:
@@ -38,12 +37,6 @@ def credential(**status: str) -> str:
     return json.dumps(
         {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
     )
-
-
-def test_master_alone() -> None:
-    """--master without a kubeconfig sends no credentials."""
-    loaded = load("", "http://127.0.0.1:8080")
-    assert not loaded.authorization()
 
 
 @pytest.fixture
@@ -159,12 +152,6 @@ def test_pod_with_an_invalid_address(
         load("", "")
 
 
-def test_plugin(tmp_path: Path) -> None:
-    """A program may give the token."""
-    loaded = load(kubeconfig(tmp_path, **plugin(tmp_path, credential(token="secret"))), "")
-    assert loaded.authorization() == "Bearer secret"
-
-
 def test_a_plugin_runs_again_only_when_its_token_expires(tmp_path: Path) -> None:
     """The construction of a store does not run it."""
     output = credential(token="secret", expirationTimestamp="2020-01-01T00:00:00Z")
@@ -191,9 +178,9 @@ def test_a_plugin_runs_again_after_its_token_was_rejected(tmp_path: Path) -> Non
 def test_renewals_that_hang_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next request fails with a reason, and works again when they end."""
     store = CredentialStore(kubeconfig(tmp_path, token="secret"), "")
-    monkeypatch.setattr(credential_store, "_PATIENCE", 0.01)
-    hang, real = threading.Event(), credential_store.load
-    monkeypatch.setattr(credential_store, "load", lambda *settings: hang.wait(10) and real(*settings))
+    monkeypatch.setattr(credentials, "_PATIENCE", 0.01)
+    hang, real = threading.Event(), credentials.load
+    monkeypatch.setattr(credentials, "load", lambda *settings: hang.wait(10) and real(*settings))
     threads = [threading.Thread(target=store.get) for _ in range(8)]
     for thread in threads:
         thread.start()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pykubeproxy.sources import SourceError, credential_store
+from pykubeproxy.sources import SourceError, credentials
 from pykubeproxy.sources.credentials import Credentials
-from pykubeproxy.sources.kubeconfig import Kubeconfigs, context_namespace, read_merged, user_kubeconfigs
+from pykubeproxy.sources.kubeconfig import Kubeconfigs, context_namespace, user_kubeconfigs
 from tests.fakes.cluster import certificate
 from tests.fakes.kubeconfigs import write_content, write_kubeconfig
 
@@ -23,11 +23,11 @@ def load(
     folder: Path, cluster: dict[str, Any], user: dict[str, Any] | None = None, master: str = ""
 ) -> Credentials:
     """Load the credentials of a kubeconfig with this cluster and user."""
-    return credential_store.load(write_kubeconfig(folder, cluster, user), master)
+    return credentials.load(write_kubeconfig(folder, cluster, user), master)
 
 
 def load_content(folder: Path, content: dict[str, Any], master: str = "") -> Credentials:
-    return credential_store.load(write_content(folder, content), master)
+    return credentials.load(write_content(folder, content), master)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("way", ["server", "master"])
 def test_the_url_of_a_server(tmp_path: Path, server: str, url: str, way: str) -> None:
     """Without a scheme and without settings for TLS, it is http."""
-    loaded = credential_store.load("", server) if way == "master" else load(tmp_path, {"server": server})
+    loaded = credentials.load("", server) if way == "master" else load(tmp_path, {"server": server})
     assert loaded.server.url == url
+    assert loaded.headers() == {}
 
 
 @pytest.mark.parametrize(
@@ -282,20 +283,6 @@ def test_a_plugin_gets_the_cluster_if_it_wants(files: Path) -> None:
     }
 
 
-def test_a_token_is_sent_as_it_is(tmp_path: Path) -> None:
-    """That of a file without a line break at its end, which is illegal in a header."""
-    assert load(tmp_path, HTTPS, TOKEN).headers() == BEARER
-    (tmp_path / "token").write_text("secret\n")
-    assert load(tmp_path, HTTPS, {"tokenFile": "token"}).headers() == BEARER
-
-
-def test_master_wins(tmp_path: Path) -> None:
-    """--master replaces the server of the kubeconfig, whose credentials stay."""
-    loaded = load(tmp_path, HTTPS, TOKEN, master="https://127.0.0.1:8443/")
-    assert loaded.server.url == "https://127.0.0.1:8443"
-    assert loaded.headers() == BEARER
-
-
 @pytest.mark.parametrize(("setting", "compression"), [(True, False), (False, True), (None, True)])
 @pytest.mark.parametrize("master", ["", "http://127.0.0.1:8080"])
 def test_disable_compression(tmp_path: Path, setting: bool | None, compression: bool, master: str) -> None:
@@ -313,11 +300,18 @@ def test_invalid_kubeconfig(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     with pytest.raises(SourceError) as caught:
-        credential_store.load(str(path), "")
+        credentials.load(str(path), "")
     assert str(caught.value).startswith(f"cannot use kubeconfig {path}: ")
     assert "\n" not in str(caught.value)
 
 
+PRINTED = json.dumps(
+    {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "of-the-plugin"},
+    }
+)
 FIRST = """
 clusters: [{name: c, cluster: {server: "https://a:1", certificate-authority: ca.pem}}]
 users: [{name: u, user: {token: a}}]
@@ -343,30 +337,29 @@ def paths(tmp_path: Path) -> tuple[str, ...]:
     for name, text in (("a", FIRST), ("b", SECOND)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config").write_text(text)
+        (tmp_path / name / "ca.pem").touch()
     return tuple(str(tmp_path / name / "config") for name in ("a", "b", "missing"))
 
 
 def test_first_file_wins_with_whole_entries(paths: tuple[str, ...]) -> None:
-    """Paths are relative to the file that names them."""
-    merged = read_merged(Kubeconfigs(paths))
+    """Paths are relative to the file that names them, those of programs too."""
     first, second = (Path(path).parent for path in paths[:2])
-    assert merged["current-context"] == "y1"
-    assert [entry["cluster"] for entry in merged["clusters"]] == [
-        {"server": "https://a:1", "certificate-authority": str(first / "ca.pem")},
-        {"server": "https://d:1", "certificate-authority": str(second / "ca.pem")},
-    ]
-    assert [entry["user"] for entry in merged["users"]] == [
-        {"token": "a"},
-        {"exec": {"command": str(second / "plug"), "apiVersion": "client.authentication.k8s.io/v1"}},
-    ]
-    assert [entry["context"].get("namespace") for entry in merged["contexts"]] == [None, "ny"]
+    (second / "plug").write_text(f"#!/bin/sh\necho '{PRINTED}'\n")
+    (second / "plug").chmod(0o700)
+    loaded = credentials.load(Kubeconfigs(paths), "")
+    assert (loaded.server.url, loaded.server.proxy) == ("https://a:1", None)
+    assert loaded.server.ca_file == str(first / "ca.pem")
+    assert loaded.headers() == {"authorization": "Bearer of-the-plugin"}
+    assert credentials.load(Kubeconfigs(paths, "x1"), "").headers() == {"authorization": "Bearer a"}
+    loaded = credentials.load(Kubeconfigs(paths[1:], "x1"), "")
+    assert (loaded.server.url, loaded.server.ca_file) == ("https://d:1", str(second / "ca.pem"))
 
 
 def test_context_selects_cluster_and_user(paths: tuple[str, ...]) -> None:
-    loaded = credential_store.load(Kubeconfigs((paths[0],), "x1"), "http://plain:1")
+    loaded = credentials.load(Kubeconfigs((paths[0],), "x1"), "http://plain:1")
     assert loaded.server.url == "http://plain:1"
     with pytest.raises(SourceError, match="it has no context 'x2'"):
-        credential_store.load(Kubeconfigs(paths, "x2"), "")
+        credentials.load(Kubeconfigs(paths, "x2"), "")
 
 
 def test_namespace_is_that_of_the_context(paths: tuple[str, ...]) -> None:
@@ -407,4 +400,4 @@ def test_file_that_is_no_kubeconfig(tmp_path: Path) -> None:
         with pytest.raises(SourceError):
             context_namespace(Kubeconfigs((str(path),)))
         with pytest.raises(SourceError):
-            credential_store.load(Kubeconfigs((str(path),)), "")
+            credentials.load(Kubeconfigs((str(path),)), "")
