@@ -3,7 +3,6 @@
 from array import array
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
 
 import msgspec
 
@@ -37,49 +36,34 @@ LEGACY_FACTOR = 2
 _FEW_ENDPOINTS = 500
 
 
-class Coverage(msgspec.Struct, frozen=True):
-    """What one sync covers.
-
-    - `rendered`: the Services of which it renders all ports
-    - `waiting`: those that wait; of their ports it renders only `turn` and `reduced`
-    - `turn`: the waiting ports whose turn it is
-    - `reduced`: the waiting ports that give up what they have lost
-    """
-
-    rendered: AbstractSet[Key]
-    waiting: tuple[Key, ...]
-    turn: frozenset[PortName] = frozenset()
-    reduced: frozenset[PortName] = frozenset()
-
-
 def decide(
     work: Work,
     cluster: Cluster,
     applied: AppliedState,
     context: RuleContext,
     live: Ruleset | None,
-    quarantined: Iterable[PortName] = (),
-    turn: frozenset[PortName] = frozenset(),
-    reduced: frozenset[PortName] = frozenset(),
-    first: bool = False,
-) -> Coverage:
-    """Decide what a sync covers: the dirty Services, and the waiting ports in `turn` and `reduced`.
+    quarantined: Iterable[PortName],
+    ports: Iterable[PortName],
+    first: bool,
+) -> tuple[set[Key], set[Key]]:
+    """Return the Services of which a sync renders all ports, and those that wait.
 
-    A full sync, which has read the `live` tables, covers all Services of the family. `first`: no sync has succeeded yet.
+    It goes through the dirty Services and those of waiting `ports`. A full sync, which has read the `live` tables, goes
+    through all Services of the family. `first`: no sync has succeeded yet.
     """
-    keys = work.dirty | {name.service_key: None for name in (*turn, *reduced)}.keys()
+    keys = work.dirty | {name.service_key for name in ports}
     if live is not None:
         held = {name.service_key for name in quarantined}
         family = context.options.family
         present = {service.key for service in cluster.services() if family in families_of(service)}
-        keys = keys | present | held | set(applied.services()) | work.deferred.keys()
+        keys |= present | held | set(applied.services()) | work.deferred.keys()
     # The first list and later ones bring all changes at once.
     changed: Collection[Key] = () if first or work.listed else work.dirty
     settled = keys - (set() if work.broken_off else work.drifted)
     waiting = must_wait(cluster, settled, changed, work.deferred.keys(), context)
     if live is not None and not work.broken_off:
         waiting -= {key for key in waiting if _is_damaged(cluster, applied, key, live, first)}
-    return Coverage(keys - waiting, tuple(sorted(waiting)), turn, reduced)
+    return keys - waiting, waiting
 
 
 def _is_damaged(cluster: Cluster, applied: AppliedState, service: Key, live: Ruleset, first: bool) -> bool:

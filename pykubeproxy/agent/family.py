@@ -3,12 +3,11 @@
 import math
 import time
 from collections.abc import Callable, Collection
-from typing import NamedTuple
 
 import structlog
 
+from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.observe.observers import Observers
-from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.agent.startup import OpenedFamily
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.agent.work import Changes, DriftCheck, Retry, SyncStep, Turn, Work
@@ -24,18 +23,11 @@ from pykubeproxy.services.ports import ApiServers
 log = structlog.get_logger()
 
 
-class Synced(NamedTuple):
-    """A successful sync, and where this node serves node ports; `local_addresses` are empty without nodePortAddresses."""
-
-    report: SyncReport
-    node_port_addresses: NodePortAddresses
-    local_addresses: tuple[str, ...]
-
-
 class FamilyController:
     """Check one family for drift, sync it and retry what is quarantined, as `work` plans it.
 
-    Log each failure and report it to the observers. The reconcile loop owns it: call it from that thread only.
+    Report each sync to the observers and to `flows`, and log each failure. The reconcile loop owns it: call it from that
+    thread only.
     """
 
     def __init__(
@@ -44,6 +36,7 @@ class FamilyController:
         config: Config,
         node_name: str,
         observers: Observers,
+        flows: FlowCleaner,
         watch: TableWatch | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -54,6 +47,7 @@ class FamilyController:
         self._config = config
         self._node_name = node_name
         self._observers = observers
+        self._flows = flows
         self._watch = watch
         self._clock = clock
         self.work.schedule(config.iptables.sync_period, clock())
@@ -128,10 +122,8 @@ class FamilyController:
         retries.tried([name for name in step.ports if name not in undecided], begun, self._clock())
         return bool(split.accepted or untried & split.rejected.keys())
 
-    def sync(
-        self, step: SyncStep, cluster: Cluster, node: Node | None, api_servers: ApiServers
-    ) -> Synced | None:
-        """Sync the tables with the cluster. If that fails, log and report why, and return None."""
+    def sync(self, step: SyncStep, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> bool:
+        """Sync the tables with the cluster. Return whether that succeeded."""
         begun = self._clock()
         if isinstance(step, Changes):
             self.report_queued()  # a drift repair comes before the rate limiter
@@ -139,7 +131,7 @@ class FamilyController:
         if isinstance(step, Changes):
             self._follow_quarantine(step.services)
         elif isinstance(step, Turn):
-            self.work.turn_ended(begun, self._clock(), synced is not None)
+            self.work.turn_ended(begun, self._clock(), synced)
             self._follow_quarantine(())
         return synced
 
@@ -148,11 +140,9 @@ class FamilyController:
         quarantine = self.tables.quarantine
         self.work.retries.follow(quarantine.rejected(), quarantine.untried(), changed, self._clock())
 
-    def _write(
-        self, step: SyncStep, cluster: Cluster, node: Node | None, api_servers: ApiServers
-    ) -> Synced | None:
+    def _write(self, step: SyncStep, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> bool:
         full, begun, work = self.work.needs_resync, self._clock(), self.work
-        restores = full or work.needs_repair
+        drift = work.drift
         if full:
             work.checks.resync_starts()
         config, family = self._config, self.family
@@ -166,22 +156,20 @@ class FamilyController:
             log.error("sync failed, retrying", family=family.value, error=str(error))
             restore_failed = isinstance(error, SyncFailed)
             self._observers.sync_failed(family, full, self._clock() - begun, restore_failed, str(error))
-            return None
+            return False
         if self._watch:
             self._watch.synced(family, report.table_counts)
         if full:
             work.checks.resynced(self._clock())
-        if restores:
+        if full or drift:
             self._observers.rules_missing(family, None)
-        if report.drift.tables:
-            self._report_repair(report)
+        if drift and report.drift:
+            now = self._clock()
+            work.checks.repaired(now)
+            seconds = now - drift.since
+            self._observers.drift_repaired(report, drift.writers, seconds, work.checks.contested)
         networks = node_port_networks(config, context.options.node_ip, family)
         loopback = context.options.localhost_node_ports and family is Family.IPV4
-        return Synced(report, NodePortAddresses(networks, loopback), facts.addresses)
-
-    def _report_repair(self, report: SyncReport) -> None:
-        now, checks = self._clock(), self.work.checks
-        checks.repaired(now)
-        self._observers.drift_repaired(
-            report, report.drift.writers, now - report.drift.since, checks.contested
-        )
+        self._observers.sync_succeeded(report, facts.addresses)
+        self._flows.synced(report, NodePortAddresses(networks, loopback))
+        return True

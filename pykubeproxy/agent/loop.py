@@ -13,7 +13,6 @@ from pykubeproxy.agent.limiter import MAX_PERIOD, SyncLimiter
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop, Task, log_stop
 from pykubeproxy.agent.node_rules import LeftoverSchedule, remove_leftovers, route_loopback
 from pykubeproxy.agent.observe.observers import Observers
-from pykubeproxy.agent.observe.service_reports import SyncLog
 from pykubeproxy.agent.observe.status import LoopQuery
 from pykubeproxy.agent.startup import Families, StartGate
 from pykubeproxy.agent.work import Changes, Losses, Retry, Step, SyncStep, Turn
@@ -51,7 +50,6 @@ class Agent:
         self._node_name = node_name
         self._mailbox = mailbox
         self._observers = observers
-        self._flows = flows
         self._once = once
         self._read_api_servers = api_servers
         self._api_servers: ApiServers = frozenset()
@@ -59,7 +57,7 @@ class Agent:
         self._released: ApiServers = frozenset()
         self._clock = clock
         self._families = [
-            FamilyController(opened, config, node_name, observers, families.watch, clock)
+            FamilyController(opened, config, node_name, observers, flows, families.watch, clock)
             for opened in families.opened
         ]
         # The kinds of steps between syncs, for each family, in the order of their next chance.
@@ -72,7 +70,6 @@ class Agent:
         self._limiter = SyncLimiter(config.iptables.min_sync_period, config.iptables.sync_period)
         self._backend = families.backend
         self._leftovers = LeftoverSchedule(config.iptables.sync_period, now)
-        self._sync_log = SyncLog(config.logging.verbosity)
         self._cluster = Cluster()
         observers.know_uids(self._cluster.service_uid)
         self._node: Node | None = None
@@ -288,13 +285,7 @@ class Agent:
         return not isinstance(losses, Losses) or self._sync_family(family, losses)
 
     def _sync_family(self, family: FamilyController, step: SyncStep) -> bool:
-        """Carry out a step, and pass its report to everything that observes syncs. Return whether it succeeded."""
-        synced = family.sync(step, self._cluster, self._node, self._api_servers)
-        if synced is None:
-            return False
-        self._sync_log.synced(synced.report)
-        if family.family is Family.IPV4 and not self._in_sync:
+        succeeded = family.sync(step, self._cluster, self._node, self._api_servers)
+        if succeeded and family.family is Family.IPV4 and not self._in_sync:
             route_loopback(self._config)  # after the sync, which writes the guard
-        self._observers.sync_succeeded(synced.report, synced.local_addresses)
-        self._flows.synced(synced.report, synced.node_port_addresses)
-        return True
+        return succeeded

@@ -28,45 +28,31 @@ def take_over(config: Config, node_name: str, flags: Mapping[str, object]) -> In
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
-    standby, begun = _Standby(config, node_name, flags), time.monotonic()
+    begun = time.monotonic()
+    closing: list[Callable[[], None]] = []
+
+    def wait() -> None:
+        log.info("waiting for another agent", holder=lock_holder())
+        from pykubeproxy.agent.observe.listeners import serve_standby
+
+        closing.append(serve_standby(config, node_name, flags, lock_holder).close)
+        import_module("pykubeproxy.agent.assembly")  # so that taking over is quick
+
     try:
-        lock = InstanceLock(standby.begin)
-        if standby.waits:
-            log.info("taking over from another agent", waited=round(time.monotonic() - begun, 3))
-        return lock
+        lock = InstanceLock(wait)
     except SystemExit:
         log.info("stopping while waiting for another agent")
         raise
     finally:
-        standby.close()
+        for close in closing:
+            close()
+    if closing:
+        log.info("taking over from another agent", waited=round(time.monotonic() - begun, 3))
+    return lock
 
 
 def _end(_: int, __: FrameType | None) -> None:
     raise SystemExit(0)
-
-
-class _Standby:
-    """An agent that waits for the end of another one, once `waits` is set."""
-
-    def __init__(self, config: Config, node_name: str, flags: Mapping[str, object]) -> None:
-        self._config = config
-        self._node_name = node_name
-        self._flags = flags
-        self.waits = False
-        self._close: Callable[[], None] = lambda: None
-
-    def begin(self) -> None:
-        """Log which agent runs, and open the health and metrics addresses."""
-        self.waits = True
-        log.info("waiting for another agent", holder=lock_holder())
-        from pykubeproxy.agent.observe.listeners import StandbyPages
-
-        self._close = StandbyPages(self._config, self._node_name, self._flags, lock_holder).close
-        import_module("pykubeproxy.agent.assembly")  # so that taking over is quick
-
-    def close(self) -> None:
-        """Close the addresses."""
-        self._close()
 
 
 def serve(options: RunOptions) -> int:

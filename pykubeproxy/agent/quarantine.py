@@ -346,13 +346,6 @@ class _TriedPort(msgspec.Struct):
 _TOO_DEEP = ("too many links", "too many levels")
 
 
-class RejectedTree(msgspec.Struct, frozen=True):
-    """A dispatch tree that iptables rejects: iptables' message, and the configured options of its rules."""
-
-    reason: str
-    options: RuleOptions | None
-
-
 class Fallback:
     """Dispatch flat in one family after iptables has rejected its tree, until `retry` or until the options change.
 
@@ -360,35 +353,30 @@ class Fallback:
     """
 
     def __init__(self) -> None:
-        self._tree: RejectedTree | None = None
+        # Why the tree is rejected, "" if it is not; and the configured options of the last attempt.
+        self.reason = ""
         self._options: RuleOptions | None = None
         self._unexplained = False
 
-    @property
-    def reason(self) -> str:
-        """Return why the tree is rejected; "" if it is not."""
-        return self._tree.reason if self._tree else ""
-
     def retry(self) -> None:
         """Try the tree again."""
-        self._tree = None
+        self.reason = ""
 
     @contextmanager
     def attempts(self) -> Iterator[None]:
         """Enclose the attempts of a sync. If all fail, a flat chain did not help: keep the choice from before."""
-        before, self._unexplained = self._tree, False
+        before, self._unexplained = (self.reason, self._options), False
         try:
             yield
         except BaseException:
-            self._tree = before
+            self.reason, self._options = before
             raise
 
     def context(self, context: RuleContext) -> RuleContext:
         """Return the context for the next attempt."""
-        self._options = context.options
-        if self._tree and self._tree.options != context.options:
-            self._tree = None
-        if self._tree is None:
+        if self._options != context.options:
+            self._options, self.reason = context.options, ""
+        if not self.reason:
             return context
         options = msgspec.structs.replace(context.options, dispatch=Dispatch.FLAT)
         return msgspec.structs.replace(context, options=options)
@@ -413,7 +401,7 @@ class Fallback:
     def _reject(self, error: KernelError, update: Update) -> bool:
         if not isinstance(error, Rejected) or error.is_shortage or not _has_tree(update):
             return False
-        self._tree = RejectedTree(error.message, self._options)
+        self.reason = error.message
         return True
 
 

@@ -7,7 +7,7 @@ import msgspec
 from pykubeproxy.kernel import TableCounts
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.pages.servicez import Quarantined
-from pykubeproxy.rules.drift import NO_DRIFT, DriftReport
+from pykubeproxy.rules.drift import TableDrift
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.selection import ResolvedPort
 
@@ -25,7 +25,7 @@ class SyncReport(msgspec.Struct, frozen=True):
     - `installed`: the UDP frontends that a full sync found in the tables
     - `quarantined`: all quarantined service ports of the family
     - `rejected_tree`: why iptables rejects the dispatch tree, so that a flat chain takes its place; "" if it does not
-    - `drift`: the drift that it repaired
+    - `drift`: the drift that it repaired, by table
     - `table_counts`: for `TableWatch.synced`
     """
 
@@ -45,5 +45,5 @@ class SyncReport(msgspec.Struct, frozen=True):
     installed: frozenset[tuple[str, int]] = frozenset()
     quarantined: tuple[Quarantined, ...] = ()
     rejected_tree: str = ""
-    drift: DriftReport = NO_DRIFT
+    drift: tuple[TableDrift, ...] = ()
     table_counts: TableCounts = TableCounts()

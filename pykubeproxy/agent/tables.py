@@ -8,11 +8,11 @@ import msgspec
 
 from pykubeproxy.agent import coverage
 from pykubeproxy.agent.bisect import BisectResult
-from pykubeproxy.agent.coverage import Coverage, Exposures, Resolution, resolve, resolve_service
+from pykubeproxy.agent.coverage import Exposures, Resolution, resolve, resolve_service
 from pykubeproxy.agent.drift import DriftScope, TableReader
 from pykubeproxy.agent.quarantine import Fallback, Quarantine
 from pykubeproxy.agent.report import SyncReport
-from pykubeproxy.agent.work import Changes, Losses, Part, State, SyncStep, Waiting, Work
+from pykubeproxy.agent.work import Changes, Losses, SyncStep, Waiting, Work
 from pykubeproxy.agent.write import SyncFailed, Written, write_update
 from pykubeproxy.kernel import TABLES, KernelError, TableCounts, Tables
 from pykubeproxy.objects import Key
@@ -156,10 +156,8 @@ class FamilyTables:
 
     def _take_turn(self, queue: Waiting, cluster: Cluster, context: RuleContext) -> frozenset[PortName]:
         """Return the service ports whose turn it is: one if the last turn failed. They go to the end of the queue."""
-        alone = self.work.state(Part.TURNS) is State.ALONE
-        turn = coverage.next_turn(
-            cluster, queue, context, 0 if alone else coverage.LARGE_PAIRS * self._factor
-        )
+        most = 0 if self.work.alone else coverage.LARGE_PAIRS * self._factor
+        turn = coverage.next_turn(cluster, queue, context, most)
         self.work.rotate(queue, turn)
         return turn
 
@@ -181,19 +179,13 @@ class FamilyTables:
             work.distrust()
         live = self._adopt_live_tables() if work.needs_resync else None
         stopwatch.lap("read")
-        covered = coverage.decide(
-            work,
-            cluster,
-            self._applied,
-            context,
-            live,
-            (port.port_name for port in self.quarantine.all()),
-            turn,
-            reduced,
-            first=self._context is None,
+        quarantined = (port.port_name for port in self.quarantine.all())
+        first = self._context is None
+        rendered, waiting = coverage.decide(
+            work, cluster, self._applied, context, live, quarantined, turn | reduced, first
         )
-        portions = self._let_wait(covered, cluster, context, live)
-        resolution = resolve(cluster, covered.rendered | portions.keys(), self._applied, context, portions)
+        portions = self._let_wait(waiting, turn, reduced, cluster, context, live)
+        resolution = resolve(cluster, rendered | portions.keys(), self._applied, context, portions)
         self.quarantine.resolved(resolution.services, resolution.oversized, resolution.kept)
         stopwatch.lap("resolve")
         desired = self._desired(resolution, live)
@@ -230,7 +222,13 @@ class FamilyTables:
         return live
 
     def _let_wait(
-        self, covered: Coverage, cluster: Cluster, context: RuleContext, live: Ruleset | None
+        self,
+        waiting: Collection[Key],
+        turn: frozenset[PortName],
+        reduced: frozenset[PortName],
+        cluster: Cluster,
+        context: RuleContext,
+        live: Ruleset | None,
     ) -> dict[Key, dict[PortName, Container[str] | None]]:
         """Put what waits into the queues, and withdraw the entries that it has lost.
 
@@ -239,11 +237,11 @@ class FamilyTables:
         """
         work, broken_off = self.work, self.work.broken_off
         portions: dict[Key, dict[PortName, Container[str] | None]] = {}
-        for name in covered.turn | covered.reduced:
-            portions.setdefault(name.service_key, {})[name] = None if name in covered.turn else ()
+        for name in turn | reduced:
+            portions.setdefault(name.service_key, {})[name] = None if name in turn else ()
         # An earlier agent or a failed sync may have written rules that the applied state does not know.
         served = served_chains(live) if live is not None and broken_off else frozenset()
-        for key in covered.waiting:
+        for key in sorted(waiting):
             known = [port.name for port in self._applied.ports(key)]
             if lost := self._lost(cluster, key, live):
                 work.lose(key, lost)
@@ -254,12 +252,12 @@ class FamilyTables:
                 work.defer(key, names)
                 if live is not None and broken_off and not known:
                     portions[key] = {**dict.fromkeys(names, served), **portions.get(key, {})}
-        waiting = frozenset(covered.waiting)
-        for key in portions.keys() & waiting:
+        portions = {key: portion for key, portion in portions.items() if key in waiting}
+        for key, portion in portions.items():
             for port in self._applied.ports(key):
-                if port.name in covered.reduced:
-                    portions[key][port.name] = port.existing_chains()
-        return {key: portion for key, portion in portions.items() if key in waiting}
+                if port.name in reduced:
+                    portion[port.name] = port.existing_chains()
+        return portions
 
     def _lost(self, cluster: Cluster, service: Key, live: Ruleset | None) -> list[PortName]:
         """Return the ports of a waiting Service whose rules expose what it may have lost."""

@@ -1,13 +1,7 @@
-"""The pending work of one family: what waits, since when, and which step comes next.
-
-`TRANSITIONS` are the states in which this work can be, and what moves it. Everything else here is what these states refer
-to: the Services that changed, the drift to repair, the ports that wait for a turn, and when each step is due.
-docs/assets/work.svg shows the transitions.
-"""
+"""The pending work of one family: what waits, since when, and which step comes next."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from enum import Enum, auto
+from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
 import msgspec
@@ -26,76 +20,6 @@ _TURN_SHARE, _SHORT_SECONDS, _SAVED_SECONDS = 0.25, 2.0, 60.0
 
 # Service ports that wait for a turn, by Service, in the order of turns.
 Waiting = dict[Key, dict[PortName, None]]
-
-
-class Part(Enum):
-    """A part of the pending work that has a state of its own."""
-
-    TABLES = "what the agent knows about the tables"
-    CHANGES = "changes of objects"
-    RULES = "the agent's rules, as of the last check for drift"
-    TURNS = "the ports that a turn takes"
-
-
-class State(Enum):
-    """A state of a part."""
-
-    UNREAD = "the next sync reads the tables and goes through all Services"
-    KNOWN = "the next sync writes what has changed since the last one"
-    BROKEN_OFF = "as unread, and the tables may hold a part of the sync that failed"
-    NONE = "no sync is requested"
-    REQUESTED = "a sync is requested; the rate limiter decides when it starts"
-    IN_PLACE = "no drift is known"
-    DRIFTED = "the next sync repairs drift, at once"
-    TOGETHER = "as many ports as fit"
-    ALONE = "one port, so that a port that fails delays no others"
-
-
-class Trigger(Enum):
-    """Something that happens to the work of a family."""
-
-    REQUEST = auto()
-    START = auto()
-    DISTRUST = auto()
-    DRIFT = auto()
-    SUCCESS = auto()
-    FAILURE = auto()
-    TURN_SUCCESS = auto()
-    TURN_FAILURE = auto()
-
-
-# For each part, its states, the first of them first, and the state to which each trigger moves it; other triggers leave it
-# where it is.
-TRANSITIONS: Mapping[Part, Mapping[State, Mapping[Trigger, State]]] = {
-    Part.TABLES: {
-        State.UNREAD: {Trigger.SUCCESS: State.KNOWN, Trigger.FAILURE: State.BROKEN_OFF},
-        State.KNOWN: {Trigger.DISTRUST: State.UNREAD, Trigger.FAILURE: State.BROKEN_OFF},
-        State.BROKEN_OFF: {Trigger.SUCCESS: State.KNOWN},
-    },
-    Part.CHANGES: {
-        State.NONE: {Trigger.REQUEST: State.REQUESTED},
-        State.REQUESTED: {Trigger.START: State.NONE},
-    },
-    Part.RULES: {
-        State.IN_PLACE: {Trigger.DRIFT: State.DRIFTED},
-        State.DRIFTED: {Trigger.SUCCESS: State.IN_PLACE},
-    },
-    Part.TURNS: {
-        State.TOGETHER: {Trigger.TURN_FAILURE: State.ALONE},
-        State.ALONE: {Trigger.TURN_SUCCESS: State.TOGETHER},
-    },
-}
-# What each trigger is, for docs/design.md.
-TRIGGERS: Mapping[Trigger, str] = {
-    Trigger.REQUEST: "objects or addresses change, or a retry succeeds",
-    Trigger.START: "a sync of changes starts",
-    Trigger.DISTRUST: "unknown chains, other settings, a rejected attempt, a failure before the sync, or hourly",
-    Trigger.DRIFT: "a check finds drift",
-    Trigger.SUCCESS: "a sync succeeds",
-    Trigger.FAILURE: "a sync fails",
-    Trigger.TURN_SUCCESS: "a turn or a sync of losses succeeds",
-    Trigger.TURN_FAILURE: "a turn or a sync of losses fails",
-}
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -134,17 +58,21 @@ Step: TypeAlias = SyncStep | Retry | DriftCheck
 class Work:
     """The pending work of one family. The reconcile loop owns it; it reads no clock.
 
+    - `needs_resync`: the next sync reads the live tables and goes through all Services
+    - `broken_off`: the tables may hold a part of a sync that failed
     - `requested`: when a sync was requested, if none has started since; else infinity
     - `dirty`, `dirty_chains`: the Services and shared chains to render again, until a sync succeeds
     - `drift`, `drifted`: what the next sync repairs, and the Services with drift: they do not wait
     - `listed`: a list has arrived: small Services do not wait
     - `deferred`: the service ports that wait for their turn
     - `losing`: those of them whose rules a step `Losses` must reduce
+    - `alone`: a turn takes one port, so that a port that fails delays no others
     - `unused_chains`: the tables hold chains that no rule of ours uses; a turn deletes some
     """
 
     def __init__(self) -> None:
-        self._states = {part: next(iter(states)) for part, states in TRANSITIONS.items()}
+        self.needs_resync = True
+        self.broken_off = False
         self.requested = math.inf
         self._changed: set[Key] = set()
         self._changed_by_list = False
@@ -156,6 +84,7 @@ class Work:
         self.drifted: set[Key] = set()
         self.deferred: Waiting = {}
         self.losing: Waiting = {}
+        self.alone = False
         self.unused_chains = False
         self.checks = DriftSchedule(math.inf, 0.0)
         self.retries = RetrySchedule()
@@ -167,25 +96,6 @@ class Work:
         self._turn_share = TimeShare(_TURN_SHARE, period, _SHORT_SECONDS, _SAVED_SECONDS)
 
     # Read.
-
-    def state(self, part: Part) -> State:
-        """Return the state of a part."""
-        return self._states[part]
-
-    @property
-    def needs_resync(self) -> bool:
-        """Return whether the next sync reads the live tables and goes through all Services."""
-        return self._states[Part.TABLES] is not State.KNOWN
-
-    @property
-    def broken_off(self) -> bool:
-        """Return whether the tables may hold a part of a sync that failed."""
-        return self._states[Part.TABLES] is State.BROKEN_OFF
-
-    @property
-    def needs_repair(self) -> bool:
-        """Return whether the next sync repairs drift."""
-        return self._states[Part.RULES] is State.DRIFTED
 
     @property
     def has_losses(self) -> bool:
@@ -215,7 +125,7 @@ class Work:
         Without `fits`, other work is due before a turn or a retry would end.
         """
         if kind is Changes:
-            needed = self._states[Part.CHANGES] is State.REQUESTED or self.needs_repair or self.needs_resync
+            needed = self.requested < math.inf or self.drift or self.needs_resync
             return self._take_changes() if needed else None
         if kind is Losses:
             return Losses() if self.has_losses else None
@@ -230,7 +140,6 @@ class Work:
         return None
 
     def _take_changes(self) -> Changes:
-        self._move(Trigger.START)
         step = Changes(frozenset(self._changed), self._changed_by_list)
         self._changed.clear()
         self._changed_by_list, self.requested = False, math.inf
@@ -245,7 +154,6 @@ class Work:
 
     def request(self, now: float, arrived: float, services: Iterable[Key] = (), listed: bool = False) -> None:
         """Request a sync, after a change that arrived at that time. It may change these Services; a list may bring it."""
-        self._move(Trigger.REQUEST)
         self.requested = min(self.requested, now)
         self._arrived = min(self._arrived, arrived)
         self._changed.update(services)
@@ -253,11 +161,10 @@ class Work:
 
     def distrust(self) -> None:
         """Make the next sync a full one: the live tables may differ from the applied state."""
-        self._move(Trigger.DISTRUST)
+        self.needs_resync = True
 
     def found_drift(self, drift: Drift, services: Collection[Key], shared: Collection[ChainKey]) -> None:
         """Have the next sync repair drift, in these Services and shared chains."""
-        self._move(Trigger.DRIFT)
         self.dirty |= set(services)
         self.drifted |= set(services)
         self.dirty_chains |= set(shared)
@@ -293,23 +200,17 @@ class Work:
 
     def done(self, turn: bool) -> None:
         """Record a sync that succeeded; `turn`: it was the turn of some ports."""
-        self._move(Trigger.SUCCESS)
-        if turn:
-            self._move(Trigger.TURN_SUCCESS)
-        self.drift, self.listed = None, False
+        self.needs_resync = self.broken_off = self.listed = False
+        self.alone = self.alone and not turn
+        self.drift = None
         for changes in (self.dirty, self.drifted, self.dirty_chains):
             changes.clear()
 
     def failed(self, turn: bool) -> None:
         """Record a sync that failed; `turn`: it was the turn of some ports."""
-        self._move(Trigger.FAILURE)
-        if turn:
-            self._move(Trigger.TURN_FAILURE)
+        self.needs_resync = self.broken_off = True
+        self.alone = self.alone or turn
 
     def turn_ended(self, begun: float, now: float, succeeded: bool) -> None:
         """Record how long a turn took: they may take a share of the time only."""
         self._turn_share.worked(begun, now, succeeded)
-
-    def _move(self, trigger: Trigger) -> None:
-        for part, state in self._states.items():
-            self._states[part] = TRANSITIONS[part][state].get(trigger, state)

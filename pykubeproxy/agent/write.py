@@ -8,7 +8,7 @@ from pykubeproxy.kernel import KernelError, Rejected, Tables
 from pykubeproxy.rules.applied import Update
 from pykubeproxy.rules.blocks import Blocks, Chunk
 from pykubeproxy.rules.digests import AppliedPort, DesiredPort
-from pykubeproxy.rules.drift import NO_DRIFT, Drift, DriftCounter, DriftReport
+from pykubeproxy.rules.drift import Drift, DriftCounter, TableDrift
 from pykubeproxy.rules.ruleset import ChainKey
 
 
@@ -46,9 +46,9 @@ class Written:
         if self._drift:
             self._drift.add(chunk.chains)
 
-    def drift(self) -> DriftReport:
-        """Return the repaired drift."""
-        return self._drift.report() if self._drift else NO_DRIFT
+    def drift(self) -> tuple[TableDrift, ...]:
+        """Return the repaired drift by table."""
+        return self._drift.report() if self._drift else ()
 
 
 def write_update(

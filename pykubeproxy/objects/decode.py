@@ -4,6 +4,7 @@ An invalid value costs only its entry of a list, or its own effect; `rejected` n
 can have counts as missing. An object with an invalid name or with a field of a wrong type is rejected as a whole.
 """
 
+import re
 import sys
 from collections.abc import Iterable
 from datetime import datetime
@@ -175,10 +176,43 @@ class WireNode(msgspec.Struct, gc=False):
 _NO_CONDITIONS, _NO_HINTS = WireConditions(), WireHints()
 
 
-class Undecodable(ValueError):
-    """An object cannot be decoded; str() is one line. `title` is its namespace and name as far as readable."""
+class ObjectMeta(msgspec.Struct, gc=False):
+    """The identity and version of an object, as far as readable."""
 
-    def __init__(self, kind: Kind, title: str, reason: str) -> None:
+    name: str | None = None
+    namespace: str | None = None
+    resourceVersion: str | None = None  # noqa: N815
+
+    def key(self, kind: Kind) -> Key:
+        """Return the key of the object among those of its kind."""
+        return Key("" if kind is Kind.NODE else self.namespace or "default", self.name or "?")
+
+
+class _AnyObject(msgspec.Struct, gc=False):
+    metadata: ObjectMeta
+
+
+_objects = msgspec.json.Decoder(_AnyObject)
+# Within so many bytes, an object has its name, its namespace and its version.
+BEGINNING = 4096
+_IDENTITY = re.compile(rb'"(name|namespace|resourceVersion)": ?"([!#-\[\]-~]+)"')
+
+
+def object_meta(raw: bytes | msgspec.Raw) -> ObjectMeta:
+    """Return the identity and version of an object, or of the beginning of one; empty if this is something else."""
+    try:
+        return _objects.decode(raw).metadata
+    except (ValueError, RecursionError):
+        # The API server writes these fields before those with other text of users, such as labels.
+        fields = _IDENTITY.findall(bytes(raw)[:BEGINNING].partition(b'"metadata":')[2])
+        return ObjectMeta(**{field.decode(): value.decode() for field, value in reversed(fields)})
+
+
+class Undecodable(ValueError):
+    """An object cannot be decoded; str() is one line."""
+
+    def __init__(self, kind: Kind, meta: ObjectMeta, reason: str) -> None:
+        title = str(Key(meta.namespace or "", meta.name or "?"))
         shown = title if title.isascii() and title.isprintable() and title else repr(title)
         line = f"{shortened(shown, 320)} is skipped: {shortened(' '.join(reason.split()), 300)}"
         super().__init__(f"{kind.value} {line}")
@@ -203,7 +237,7 @@ def decode(kind: Kind, raw: bytes | msgspec.Raw) -> Object:
             case Kind.NODE:
                 return _node(_nodes.decode(raw))
     except (ValueError, RecursionError) as error:
-        raise Undecodable(kind, str(_key(raw)), _reason(error)) from None
+        raise Undecodable(kind, object_meta(raw), _reason(error)) from None
 
 
 def _reason(error: Exception) -> str:
@@ -212,26 +246,6 @@ def _reason(error: Exception) -> str:
         return "it is nested too deeply"
     message, at, path = str(error).partition(" - at `$.")
     return f"{path.rstrip('`')}: {message[0].lower()}{message[1:]}" if at else message
-
-
-class _WithMetadata(msgspec.Struct):
-    metadata: dict[str, msgspec.Raw]
-
-
-def _key(raw: bytes | msgspec.Raw) -> Key:
-    """Return the key of an undecodable object as far as readable, "?" for a missing name."""
-
-    def text(field: str, missing: str) -> str:
-        try:
-            return msgspec.json.decode(metadata[field], type=str)
-        except (KeyError, ValueError):
-            return missing
-
-    try:
-        metadata = msgspec.json.decode(raw, type=_WithMetadata).metadata
-    except (ValueError, RecursionError):
-        return Key("", "?")
-    return Key(text("namespace", ""), text("name", "?"))
 
 
 def _service(service: WireService) -> Service:

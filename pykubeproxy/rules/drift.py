@@ -66,20 +66,6 @@ class TableDrift(msgspec.Struct, frozen=True, rename="camel"):
         return "; ".join(parts) or "rules in another order"
 
 
-class DriftReport(msgspec.Struct, frozen=True):
-    """What one sync restored, by table; `since` and `writers` are those of the Drift."""
-
-    tables: tuple[TableDrift, ...]
-    since: float
-    writers: tuple[str, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.tables)
-
-
-NO_DRIFT = DriftReport((), 0.0, ())
-
-
 def compare(
     applied: AppliedState,
     live: Ruleset,
@@ -137,28 +123,24 @@ class DriftCounter:
             self._rules[key.table] += len(ours - live)
             self._foreign[key.table] += len(live - ours)
 
-    def report(self) -> DriftReport:
-        """Return what was restored."""
+    def report(self) -> tuple[TableDrift, ...]:
+        """Return what was restored, by table."""
         drift = self._drift
         # Lines with -N and -A concern the kubelet's chain only.
         ensured = Counter((table, line[:2]) for table, lines in self._ensured.items() for line in lines)
         gone = Counter(key.table for key in drift.changed if key not in drift.live.chains)
         tables = {key.table for key in (*drift.changed, *drift.unknown)}
         tables |= drift.missing_jumps.keys() | self._ensured.keys()
-        return DriftReport(
-            tuple(
-                TableDrift(
-                    table=table,
-                    chains=ensured[table, "-N"] + gone[table],
-                    rules=ensured[table, "-A"] + self._rules[table],
-                    jumps=drift.missing_jumps.get(table, 0),
-                    foreign_rules=self._foreign[table],
-                    foreign_chains=sum(key.table == table for key in drift.unknown),
-                )
-                for table in sorted(tables)
-            ),
-            drift.since,
-            drift.writers,
+        return tuple(
+            TableDrift(
+                table=table,
+                chains=ensured[table, "-N"] + gone[table],
+                rules=ensured[table, "-A"] + self._rules[table],
+                jumps=drift.missing_jumps.get(table, 0),
+                foreign_rules=self._foreign[table],
+                foreign_chains=sum(key.table == table for key in drift.unknown),
+            )
+            for table in sorted(tables)
         )
 
 

@@ -8,21 +8,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple, NoReturn
+from typing import IO, NamedTuple, NoReturn
 
 import msgspec
 import structlog
 
 from pykubeproxy.config import yaml
 from pykubeproxy.objects import Key, Kind, Listed, Object, Undecodable, decode, rejection_warning
+from pykubeproxy.objects.pods import Pod, decode_pod
 from pykubeproxy.sources.watch import Emit, Outage, SourceError
 from pykubeproxy.wording import one_line
 
-# Only commands read Pods, so the agent does not import their decoder.
-if TYPE_CHECKING:
-    from pykubeproxy.objects.pods import Pod
-
-_API_VERSIONS = {Kind.SERVICE: "v1", Kind.ENDPOINT_SLICE: "discovery.k8s.io/v1", Kind.NODE: "v1"}
 _KINDS = {kind.value: kind for kind in Kind}
 # The most commas of a JSON text, several times those of the objects of 300,000 endpoints, and the most faulty documents.
 _MOST_COMMAS, _MOST_WARNINGS = 12_000_000, 1000
@@ -51,36 +47,13 @@ class LocatedObject(NamedTuple):
     object: Object
 
 
-class ManifestFile(msgspec.Struct, frozen=True):
-    """The objects of a file, warnings about faulty documents, and a line for each document of another kind.
-
-    Only commands use `pods`; an unreadable Pod counts as another kind.
-    """
-
-    objects: tuple[LocatedObject, ...] = ()
-    warnings: tuple[str, ...] = ()
-    other_kinds: tuple[str, ...] = ()
-    pods: "tuple[Pod, ...]" = ()
-
-
 class _Head(msgspec.Struct):
     kind: msgspec.Raw = msgspec.Raw()
     apiVersion: msgspec.Raw = msgspec.Raw()  # noqa: N815
     items: msgspec.Raw = msgspec.Raw()
 
 
-def read_manifest(text: bytes, file: str) -> ManifestFile:
-    """Decode YAML or JSON documents and the items of Lists. Raises InvalidManifest."""
-    reader = _ManifestReader()
-    for location, raw in _documents(text, file):
-        reader.document(location, raw)
-    return ManifestFile(
-        tuple(reader.objects), tuple(reader.warnings), tuple(reader.other_kinds), tuple(reader.pods)
-    )
-
-
 def _documents(text: bytes, file: str) -> Iterator[tuple[str, bytes]]:
-    """Yield each document as JSON."""
     if text.lstrip()[:1] in (b"{", b"["):
         if text.count(b",") > _MOST_COMMAS:
             raise InvalidManifest(f"{file}: more than {_MOST_COMMAS:,} values; give fewer objects")
@@ -141,8 +114,19 @@ def _encode(content: object, file: str, line: int) -> bytes:
         raise InvalidManifest(f"{file}:{line}: no equivalent in JSON: {one_line(str(error))}") from None
 
 
-class _ManifestReader:
-    """Collect the objects of documents."""
+def read_manifest(text: bytes, file: str) -> "ManifestFile":
+    """Decode YAML or JSON documents and the items of Lists. Raises InvalidManifest."""
+    found = ManifestFile()
+    for location, raw in _documents(text, file):
+        found.add(location, raw)
+    return found
+
+
+class ManifestFile:
+    """The objects of a file, warnings about faulty documents, and a line for each document of another kind.
+
+    Only commands use `pods`; an unreadable Pod counts as another kind.
+    """
 
     def __init__(self) -> None:
         self.objects: list[LocatedObject] = []
@@ -150,7 +134,7 @@ class _ManifestReader:
         self.other_kinds: list[str] = []
         self.pods: list[Pod] = []
 
-    def document(self, location: str, raw: bytes | msgspec.Raw, list_kind: str = "") -> None:
+    def add(self, location: str, raw: bytes | msgspec.Raw, list_kind: str = "") -> None:
         """Add the objects of one document, or of one item of a List, which need not repeat its kind."""
         head = self._head(location, raw)
         if head is None:
@@ -185,16 +169,16 @@ class _ManifestReader:
             self._warn(f"{location}: skipped: items is not a list")
             return
         for index, raw in enumerate(raws or ()):
-            self.document(f"{location} items[{index}]", raw, kind)
+            self.add(f"{location} items[{index}]", raw, kind)
 
     def _object(self, location: str, raw: bytes | msgspec.Raw, name: str, api_version: str) -> None:
         kind = _KINDS.get(name)
         if name == "Pod" and api_version in ("", "v1") and (pod := _pod(raw)):
             self.pods.append(pod)
-        elif kind is None or (api_version and _group(api_version) != _group(_API_VERSIONS[kind])):
+        elif kind is None or (api_version and _group(api_version) != _group(kind.api_version)):
             self.other_kinds.append(f"{location}: {one_line(api_version)} {one_line(name)}")
-        elif api_version and api_version != _API_VERSIONS[kind]:
-            given, expected = one_line(api_version), _API_VERSIONS[kind]
+        elif api_version and api_version != kind.api_version:
+            given, expected = one_line(api_version), kind.api_version
             self._warn(f"{location}: {name} skipped: apiVersion is {given!r}, not {expected!r}")
         else:
             try:
@@ -207,9 +191,7 @@ class _ManifestReader:
                 self.warnings.append(f"{location}: {text}")
 
 
-def _pod(raw: bytes | msgspec.Raw) -> "Pod | None":
-    from pykubeproxy.objects.pods import decode_pod
-
+def _pod(raw: bytes | msgspec.Raw) -> Pod | None:
     try:
         return decode_pod(raw)
     except ValueError:
@@ -233,16 +215,12 @@ def _kind_fault(raw: msgspec.Raw) -> str:
     )
 
 
-if TYPE_CHECKING:
-    from pykubeproxy.objects.pods import Pod
-
-
 class Manifests(msgspec.Struct, frozen=True):
     """The objects of manifests, warnings about faulty ones, and Pods, of which there are no events."""
 
     objects: tuple[Object, ...]
     warnings: tuple[str, ...]
-    pods: "tuple[Pod, ...]" = ()
+    pods: tuple[Pod, ...] = ()
 
     def listed(self) -> tuple[Listed, ...]:
         """Return the objects as events."""
@@ -289,8 +267,14 @@ class ManifestWatch:
 
     def run(self, emit: Emit) -> NoReturn:
         """Emit the whole state first and after each change. Raises SourceError if the first read fails."""
+        if self._path == "-":
+            for event in self.once():
+                emit(event)
+            while True:
+                time.sleep(_PERIOD)
         with _source_errors(self._path):
-            stamps = self._first()
+            stamps = _settled(self._path, _stamps(self._path))
+            self._read(stamps, first=True)
         while True:
             if self._changed:
                 self._emit(emit)
@@ -304,18 +288,7 @@ class ManifestWatch:
                     self._last_error = reason
                     log.warning("manifests unavailable, previous objects kept", reason=reason)
 
-    def _first(self) -> _Stamps:
-        if self._path == "-":
-            self._files["<stdin>"] = b"", read_manifest(_text(sys.stdin.buffer, "<stdin>"), "<stdin>")
-            return {}
-        stamps = _settled(self._path, _stamps(self._path))
-        self._read(stamps, first=True)
-        return stamps
-
     def _poll(self, before: _Stamps) -> _Stamps:
-        """Read the files that changed."""
-        if self._path == "-":
-            return before
         now = _stamps(self._path)
         if now == before and not _is_recent(now):
             return before

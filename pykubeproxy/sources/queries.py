@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import TypeVar
-from urllib.parse import quote
 
 import msgspec
 
 from pykubeproxy.objects import Key, Kind, Listed, Node, Service
 from pykubeproxy.sources import wire
-from pykubeproxy.sources.api import ApiWatch, api_watches, node_of, resource_of
+from pykubeproxy.sources.api import ApiWatch, ResourceSelector, api_watches, node_of, resource_of
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.connection import Timing
 from pykubeproxy.sources.failures import Expired, Failure, Forbidden
@@ -38,11 +37,7 @@ def service_objects(
     Headless Services and those of other proxies are included; a missing Node is left out. A Service with session affinity
     comes with all of its namespace: they may decide whether it keeps that. Raises SourceError.
     """
-    resources = [
-        resource_of(Kind.SERVICE, namespace, fieldSelector=f"metadata.name={name}"),
-        resource_of(Kind.ENDPOINT_SLICE, namespace, labelSelector=f"kubernetes.io/service-name={name}"),
-        *map(node_of, dict.fromkeys(node_names)),
-    ]
+    resources = (*_service_resources(name, namespace), *map(node_of, dict.fromkeys(node_names)))
     lists = [listed for resource in resources for listed in ApiWatch(client, resource, Timing()).once()]
     services = [found for listed in lists for found in listed.objects if isinstance(found, Service)]
     for shared in {service.namespace for service in services if service.affinity_seconds is not None}:
@@ -50,6 +45,13 @@ def service_objects(
     return tuple(
         Listed(kind, tuple(object_ for listed in lists if listed.kind is kind for object_ in listed.objects))
         for kind in Kind
+    )
+
+
+def _service_resources(name: str, namespace: str) -> tuple[ResourceSelector, ...]:
+    return (
+        resource_of(Kind.SERVICE, namespace, fieldSelector=f"metadata.name={name}"),
+        resource_of(Kind.ENDPOINT_SLICE, namespace, labelSelector=f"kubernetes.io/service-name={name}"),
     )
 
 
@@ -151,21 +153,8 @@ def last_changes(client: Client, services: Iterable[Key]) -> Mapping[Key, float]
 
 
 def _times(client: Client, key: Key) -> Iterator[float]:
-    name, namespace = key.name, quote(key.namespace, safe="")
-    selectors = (
-        (
-            f"/api/v1/namespaces/{namespace}/services",
-            "Service",
-            {"fieldSelector": f"metadata.name={name}"},
-        ),
-        (
-            f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices",
-            "EndpointSlice",
-            {"labelSelector": f"kubernetes.io/service-name={name}"},
-        ),
-    )
-    for path, kind, selector in selectors:
-        for one in list_items(client, path, kind, selector, _dated.decode, seconds=_CHANGES_SECONDS):
+    for kind, path, selectors in _service_resources(key.name, key.namespace):
+        for one in list_items(client, path, kind.value, selectors, _dated.decode, seconds=_CHANGES_SECONDS):
             metadata = one.metadata
             if not metadata.managedFields:  # it may have changed since its creation
                 raise Failure(f"an object of Service {key} has no managedFields")
@@ -199,8 +188,8 @@ class Permission(msgspec.Struct, frozen=True):
 
 
 NEEDED = tuple(
-    Permission(verb, resource, group)
-    for resource, group in (("services", ""), ("endpointslices", "discovery.k8s.io"), ("nodes", ""))
+    Permission(verb, kind.plural, kind.api_version.rpartition("/")[0])
+    for kind in Kind
     for verb in ("list", "watch")
 )
 """The permissions a proxy needs."""
@@ -255,7 +244,6 @@ class _Review(msgspec.Struct):
 
 
 def _is_granted(client: Client, permission: Permission) -> bool:
-    """Return whether the server grants the permission. Raises Failure."""
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",

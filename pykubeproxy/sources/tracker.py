@@ -14,6 +14,7 @@ from pykubeproxy.objects import (
     Undecodable,
     Updated,
     decode,
+    object_meta,
     rejection_warning,
 )
 from pykubeproxy.sources import wire
@@ -122,10 +123,10 @@ class ObjectTracker:
     def _decode(self, raw: wire.Item, rejected: dict[Key, str]) -> Object | None:
         try:
             if too_large := wire.too_large(raw):
-                raise Undecodable(self._kind, str(wire.meta(raw).key(self._kind)), too_large)
+                raise Undecodable(self._kind, object_meta(raw), too_large)
             decoded = decode(self._kind, raw)
         except Undecodable as error:
-            meta = wire.meta(raw)
+            meta = object_meta(raw)
             key, version = meta.key(self._kind), meta.resourceVersion or ""
             if self._rejected.get(key) != version:
                 log.warning("object skipped", about=key, reason=str(error), version=version)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pykubeproxy.objects import Key, Kind
+from pykubeproxy.objects import BEGINNING, object_meta
 from pykubeproxy.sources.failures import ApiStatus, Failure, from_status, one_line
 
 # An object has at most 1.5 MB in etcd, and 9 MB as JSON, which writes "<" as "\u003c". Skip a larger one.
@@ -18,15 +18,10 @@ MAX_OBJECT = 16 << 20
 # A comma outside of strings separates two values, each of which may take 150 bytes. A server's object has fewer.
 _MAX_COMMAS = 1 << 19
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
-# More than any server stores as one object: such a response never ends.
-_MAX_SKIPPED = 1 << 28
 # Decode items of a list when this many bytes have arrived.
 _BATCH = 1 << 18
 _ITEMS = b'"items":['
 _LONGEST_FIELD = 64
-# Within so many bytes, an object has its name, its namespace and its version.
-_BEGINNING = 4096
-_IDENTITY = re.compile(rb'"(name|namespace|resourceVersion)": ?"([!#-\[\]-~]+)"')
 _EVENT_TYPE = re.compile(rb'\{"type": ?"([A-Z]+)"')
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 PAGE_SIZE = 500  # as in kube-proxy
@@ -42,12 +37,6 @@ class Truncated(bytes):
 
     reason = f"it has more than {MAX_OBJECT >> 20} MiB"
 
-    def meta(self) -> "ObjectMeta":
-        """Return the identity and version of the object, empty if this is the beginning of something else."""
-        # The API server writes these fields before those with other text of users, such as labels.
-        fields = _IDENTITY.findall(self.partition(b'"metadata":')[2])
-        return ObjectMeta(**{field.decode(): value.decode() for field, value in reversed(fields)})
-
 
 class Nested(Truncated):
     """The beginning of an object that is nested too deeply to decode; users may nest `managedFields` like that."""
@@ -56,22 +45,6 @@ class Nested(Truncated):
 
 
 Item = msgspec.Raw | Truncated
-
-
-class ObjectMeta(msgspec.Struct, gc=False):
-    """The identity and version of an object."""
-
-    name: str | None = None
-    namespace: str | None = None
-    resourceVersion: str | None = None  # noqa: N815
-
-    def key(self, kind: Kind) -> Key:
-        """Return the key of the object among those of its kind."""
-        return Key("" if kind is Kind.NODE else self.namespace or "default", self.name or "?")
-
-
-class _AnyObject(msgspec.Struct, gc=False):
-    metadata: ObjectMeta
 
 
 class WatchEvent(msgspec.Struct, gc=False):
@@ -96,7 +69,6 @@ class _ListPage(msgspec.Struct):
 
 _pages = msgspec.json.Decoder(_ListPage)
 _events = msgspec.json.Decoder(WatchEvent)
-_objects = msgspec.json.Decoder(_AnyObject)
 _statuses = msgspec.json.Decoder(ApiStatus)
 
 
@@ -111,7 +83,7 @@ def lines(body: Iterator[bytes], limit: int = MAX_OBJECT) -> Iterator[bytes]:
         *ended, rest = piece.split(b"\n")
         if ended:
             whole = b"".join((*begun, ended[0]))
-            ended[0] = Truncated(whole[:_BEGINNING]) if length + len(ended[0]) > limit else whole
+            ended[0] = Truncated(whole[:BEGINNING]) if length + len(ended[0]) > limit else whole
             begun, length = [], 0
             yield from ended
         if not piece:
@@ -121,22 +93,16 @@ def lines(body: Iterator[bytes], limit: int = MAX_OBJECT) -> Iterator[bytes]:
             length += len(rest)
         if length > limit:
             begun = [_truncated(b"".join(begun), limit)]
-            _check_skipped(length)
     if length:
         raise Failure("the API server's response ended in the middle of an event")
 
 
 def _truncated(text: bytes | bytearray, limit: int) -> Truncated:
     """Return the beginning of a text above `limit`. Raises Failure if it is no object."""
-    beginning = Truncated(text[:_BEGINNING])
-    if not beginning.meta().name:
+    beginning = Truncated(text[:BEGINNING])
+    if not object_meta(beginning).name:
         raise Failure(f"the API server sent more than {limit} bytes that are no object", persistent=True)
     return beginning
-
-
-def _check_skipped(length: int) -> None:
-    if length > _MAX_SKIPPED:
-        raise Failure(f"the API server sent an object of more than {_MAX_SKIPPED} bytes", persistent=True)
 
 
 def page(
@@ -176,7 +142,6 @@ class _PageText:
         self._text = bytearray()
         self._due = min(_BATCH, limit + 1)  # the length of the text at which to look for items
         self._border = b""  # what ends the truncated item at which the text begins
-        self._skipped = 0  # the length of the text of this item that is no longer held
 
     def add(self, piece: bytes) -> list[Item]:
         """Add a piece, and return the complete items; none if too little text has arrived since the last ones."""
@@ -238,7 +203,7 @@ class _PageText:
         """Return the beginning of the first item, and begin to skip it."""
         border = self._find_border()
         beginning = _truncated(self._text if self._head and border else b"", self._limit)
-        self._border, self._skipped = border, 0
+        self._border = border
         self._skip()
         return beginning
 
@@ -249,10 +214,7 @@ class _PageText:
             del self._text[: end + len(b"},")]
             self._border = b""
             return True
-        dropped = len(self._text) - len(self._border) + 1  # the rest may begin a border
-        self._skipped += dropped
-        _check_skipped(self._skipped)
-        del self._text[:dropped]
+        del self._text[: len(self._text) - len(self._border) + 1]  # the rest may begin a border
         return False
 
 
@@ -262,7 +224,7 @@ def _decoded(text: bytes | bytearray, border: bytes) -> list[Item]:
         return [*_items.decode(b"[%s]" % text)]
     except RecursionError:
         if not border:
-            return [Nested(text[:_BEGINNING])]
+            return [Nested(text[:BEGINNING])]
     first, *others = text.replace(border, border[:1] + border).split(border)
     items = (first, *(border[2:] + other for other in others))
     return [decoded for item in items for decoded in _decoded(item, b"")]
@@ -276,7 +238,7 @@ def event(line: bytes) -> WatchEvent:
         decoded = _events.decode(line)
     except (ValueError, RecursionError) as error:
         if isinstance(error, RecursionError) and not isinstance(line, Truncated):
-            return event(Nested(line[:_BEGINNING]))
+            return event(Nested(line[:BEGINNING]))
         raise Failure(f"the API server sent an invalid event: {error}", persistent=True) from None
     if decoded.type == "ERROR":
         raise _error(decoded.object)
@@ -290,18 +252,6 @@ def is_older(version: str, than: str) -> bool:
     """
     numbers = [int(text) for text in (version, than) if text.isascii() and text.isdigit() and len(text) < 20]
     return len(numbers) == 2 and numbers[0] < numbers[1]
-
-
-def meta(raw: Item) -> ObjectMeta:
-    """Return the identity and version of an object, empty if it cannot be decoded."""
-    if isinstance(raw, Truncated):
-        return raw.meta()
-    try:
-        return _objects.decode(raw).metadata
-    except RecursionError:
-        return Nested(bytes(raw)[:_BEGINNING]).meta()
-    except ValueError:
-        return ObjectMeta()
 
 
 def too_large(raw: Item) -> str:
@@ -352,8 +302,6 @@ def read_pages(
             meta = page(body, kind, take_counted)
         if not meta.next:
             return meta
-        if meta.next == query.get("continue"):
-            raise Failure("the API server sends the same page of a list again and again")
         requests += 1
         if requests >= _SHORT_PAGES + count // PAGE_SIZE:
             raise Failure(f"the API server's list has no end: {requests} pages with {count} objects in all")

@@ -8,7 +8,6 @@ from functools import cache
 
 import pytest
 
-from pykubeproxy.agent.work import TRANSITIONS, Part, State
 from tests.docs.pages import DOCS, ROOT
 
 PACKAGE = ROOT / "pykubeproxy"
@@ -67,14 +66,3 @@ def test_names_are_defined_in_the_modules_beside_them(name: str, path: str) -> N
 @pytest.mark.parametrize("package", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
 def test_every_package_is_in_the_table(package: str) -> None:
     assert f"| `{package}/` |" in PAGE
-
-
-@pytest.mark.parametrize(("part", "state"), [(part, state) for part in Part for state in TRANSITIONS[part]])
-def test_every_state_of_pending_work_is_in_the_table(part: Part, state: State) -> None:
-    name = state.name.replace("_", " ").lower()
-    assert f"| {part.value} | {name} | {state.value} |\n" in PAGE
-
-
-def test_the_table_of_states_names_no_other_states() -> None:
-    (rows,) = re.findall(r"\| part \| state \| meaning \|\n\| --- \| --- \| --- \|\n((?:\|.*\n)+)", PAGE)
-    assert len(rows.splitlines()) == len(State)

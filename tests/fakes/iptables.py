@@ -13,6 +13,7 @@ from pykubeproxy.kernel import Backend, Failed, KernelError, Rejected
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.iptables_save import canonical
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.skeleton import NFACCT_NAMES
 
 BUILT_IN = {
     "raw": ("PREROUTING", "OUTPUT"),
@@ -39,16 +40,19 @@ class FakeIptables:
     """Tables of one family in memory, with the behaviour of the given backend.
 
     `texts` records restore input, `saves` counts reads. `counters` are the existing nfacct objects. `rejects` tells
-    which rules the "kernel" rejects; every call raises `failure` while it is set.
+    which rules the "kernel" rejects; every call raises `failure` while it is set. `on_restore` is called with each input
+    before it takes effect, `restored` afterwards.
     """
 
     def __init__(self, backend: Backend = Backend.NFT, family: Family = Family.IPV4) -> None:
         self.backend = backend
         self.family = family
         self.tables: dict[str, Chains] = {}
-        self.counters: set[str] = set()
+        self.counters = set(NFACCT_NAMES)
         self.rejects: Callable[[str], bool] = lambda rule: False
         self.failure: KernelError | None = None
+        self.on_restore: Callable[[str], None] = lambda text: None
+        self.restored: Callable[[], None] = lambda: None
         self.texts: list[str] = []
         self.saves = 0
 
@@ -97,8 +101,10 @@ class FakeIptables:
             return
         self.texts.append(text)
         self._fail()
+        self.on_restore(text)
         for table, chains in self._execute(text):
             self.tables[table] = chains
+        self.restored()
 
     def _fail(self) -> None:
         if self.failure:
@@ -127,6 +133,23 @@ class FakeIptables:
         if table not in BUILT_IN:
             raise Failed("iptables-restore", 2, f"table name '{table}' invalid")
         return _Block(self, table, dict(self.tables.get(table) or _new_table(table)))
+
+
+def fail_on(
+    pattern: str,
+    error: KernelError | None = None,
+    times: int = 1_000_000,
+    note: Callable[[], None] = lambda: None,
+) -> Callable[[str], None]:
+    """Return a function for `on_restore`: after a note, so many inputs that match fail."""
+    left = [error or Failed("iptables-restore", 1, "out of memory")] * times
+
+    def fail(text: str) -> None:
+        if left and re.search(pattern, text):
+            note()
+            raise left.pop()
+
+    return fail
 
 
 class FakeSession:

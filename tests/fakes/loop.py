@@ -1,6 +1,5 @@
 """The agent's reconcile loop on a test clock, with scripted messages and tables in memory."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
@@ -13,7 +12,7 @@ from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.config import Config, load
 from pykubeproxy.kernel import Backend, Failed, KernelError
 from pykubeproxy.objects import Family, Kind, Listed, Node
-from pykubeproxy.rules import names, skeleton
+from pykubeproxy.rules import names
 from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.ports import PortName
@@ -72,7 +71,6 @@ class FakeFamily:
 
     def __init__(self, family: Family = Family.IPV4) -> None:
         self.live = FakeIptables(family=family)
-        self.live.counters.update(skeleton.NFACCT_NAMES)
         self.tables = FamilyTables(self.live, 200)
         self.facts_error: KernelError | None = None
 
@@ -90,23 +88,47 @@ def config(**fields: object) -> Config:
     return load({**kind, "clusterCIDR": "10.244.0.0/16", **fields}, {}).config
 
 
-def run(
-    family: FakeFamily | tuple[FakeFamily, ...],
-    clock: Clock,
-    *steps: tuple[float, object],
-    settings: Config | None = None,
-    observers: Observers | None = None,
-    **options: Any,
-) -> tuple[int, ScriptedMailbox]:
-    """Run an agent until it stops; return its exit status and the mailbox."""
-    script = ScriptedMailbox(clock, *steps)
-    opened = family if isinstance(family, tuple) else (family,)
-    unsupported = {} if len(opened) == 2 else {Family.IPV6: "no ip6tables"}
-    families = SimpleNamespace(backend=Backend.NFT, opened=opened, unsupported=unsupported, watch=None)
-    observers = observers or create_autospec(Observers, instance=True)
-    flows = create_autospec(FlowCleaner, instance=True)
-    agent = Agent(settings or config(), NODE, families, script, observers, flows, clock=clock, **options)  # type: ignore[arg-type]
-    return agent.run(), script
+class Loop:
+    """The reconcile loop of some families, of IPv4 by default, on a clock that begins at 1000 s."""
+
+    def __init__(self, *families: FakeFamily) -> None:
+        self.families = families or (FakeFamily(),)
+        self.family = self.families[0]
+        self.live = self.family.live
+        self.rules = self.family.rules
+        self.clock = Clock()
+        self.observers = create_autospec(Observers, instance=True)
+        self.waits = 0
+
+    @property
+    def now(self) -> float:
+        """The time since the start."""
+        return self.clock.now - 1000
+
+    def break_(self) -> None:
+        self.live.failure = BROKEN
+
+    def repair(self) -> None:
+        self.live.failure = None
+
+    def run(
+        self,
+        *steps: tuple[float, object],
+        settings: Config | None = None,
+        mailbox: type[ScriptedMailbox] | None = None,
+        **options: Any,
+    ) -> int:
+        """Run an agent until it stops; return its exit status."""
+        script = (mailbox or ScriptedMailbox)(self.clock, *steps)
+        unsupported = {} if len(self.families) == 2 else {Family.IPV6: "no ip6tables"}
+        families = SimpleNamespace(
+            backend=Backend.NFT, opened=self.families, unsupported=unsupported, watch=None
+        )
+        flows = create_autospec(FlowCleaner, instance=True)
+        arguments = (settings or config(), NODE, families, script, self.observers, flows)
+        status = Agent(*arguments, clock=self.clock, **options).run()  # type: ignore[arg-type]
+        self.waits = script.waits
+        return status
 
 
 def at(time: float, *messages: Message) -> list[tuple[float, object]]:
@@ -114,16 +136,3 @@ def at(time: float, *messages: Message) -> list[tuple[float, object]]:
 
 
 STARTED = [*at(1, *LISTS, Listed(Kind.NODE, (HERE,)))]
-
-
-def fail_on(target: str, family: FakeFamily, note: Callable[[], None] = lambda: None) -> None:
-    """Let each restore of rules with this text fail, after a note."""
-    restore = family.live.restore
-
-    def fail(text: str) -> None:
-        if target in text:
-            note()
-            raise BROKEN
-        restore(text)
-
-    family.live.restore = fail  # type: ignore[method-assign]

@@ -8,9 +8,9 @@ from pykubeproxy.agent.work import Changes, Losses, Turn
 from pykubeproxy.agent.write import SyncFailed
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Failed, KernelError
-from pykubeproxy.objects import Event, Family, Key
-from pykubeproxy.rules import skeleton
+from pykubeproxy.objects import Event, Family, Key, Node
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.drift import scope
@@ -20,10 +20,14 @@ from tests.strategies import NODE
 _ALL = 1_000_000
 
 
-def flags_context(**flags: str) -> RuleContext:
-    """Return the context of rules for these flags, on a kernel without nfacct."""
-    named = {name.replace("_", "-"): value for name, value in flags.items()}
-    return rule_context(load(None, named).config, NODE, None, KernelFacts(nfacct=False), Family.IPV4)
+NODE_IP = "192.168.99.10"
+
+
+def flags_context(family: Family = Family.IPV4, **flags: object) -> RuleContext:
+    """Return the context of rules for these flags."""
+    named = {name.replace("_", "-"): str(value).lower() for name, value in flags.items()}
+    here = Node(NODE, (NODE_IP,), (), "zone-a")
+    return rule_context(load(None, named).config, NODE, here, KernelFacts((NODE_IP,)), family)
 
 
 class SyncedFamily:
@@ -43,8 +47,7 @@ class SyncedFamily:
     ) -> None:
         self.context = context or flags_context()
         self.cluster = Cluster()
-        self.live = FakeIptables(backend)
-        self.live.counters.update(skeleton.NFACCT_NAMES)
+        self.live = FakeIptables(backend, self.context.options.family)
         self.blocks, self.broken = _ALL, ""
         self._chains_per_block = chains_per_block
         if chains_per_block == _ALL:
@@ -129,6 +132,9 @@ class SyncedFamily:
         made = SyncedFamily(context=self.context, backend=self.live.backend, chains_per_block=None)
         made.cluster = self.cluster
         return made
+
+    def our_chains(self) -> dict[ChainKey, tuple[str, ...]]:
+        return {key: rules for key, rules in self.chains().items() if is_ours(key)}
 
     def chains(self) -> dict[ChainKey, tuple[str, ...]]:
         return dict(self.live.save().chains)

@@ -86,38 +86,30 @@ def _listen(server: Server, address: ListenAddress, page: http.Handler) -> str:
     return ""
 
 
-class StandbyPages:
+def serve_standby(
+    config: Config, node_name: str, flags: Mapping[str, object], holder: Callable[[], str]
+) -> Listeners:
     """Serve the health and metrics addresses as far as they are free. `holder` returns which agent runs."""
+    started = time.time()
 
-    def __init__(
-        self, config: Config, node_name: str, flags: Mapping[str, object], holder: Callable[[], str]
-    ) -> None:
-        self._config = config
-        self._node_name = node_name
-        self._holder = holder
-        self._started = time.time()
-        # The other agent may have the addresses.
-        self._listeners = Listeners(hard_fail=False)
-        metrics = Metrics()
-        health = health_pages(Health(Family, config.iptables.sync_period), metrics.health_served)
-        self._listeners.open(config, health, metrics_pages(metrics.page, config, flags, self._status))
-
-    def close(self) -> None:
-        """Close the addresses."""
-        self._listeners.close()
-
-    def _status(self, filter_: PageFilter) -> AgentStatus:
+    def status(filter_: PageFilter) -> AgentStatus:
         return AgentStatus(
             version=pykubeproxy.__version__,
-            node=self._node_name,
-            backend=self._config.iptables_backend.value,
-            started=self._started,
+            node=node_name,
+            backend=config.iptables_backend.value,
+            started=started,
             now=time.time(),
             healthy=False,
             ready=False,
             alive=True,
             node_eligible=False,
             families=(),
-            waits_for=self._holder(),
+            waits_for=holder(),
             filter=filter_,
         )
+
+    # The other agent may have the addresses.
+    listeners, metrics = Listeners(hard_fail=False), Metrics()
+    health = health_pages(Health(Family, config.iptables.sync_period), metrics.health_served)
+    listeners.open(config, health, metrics_pages(metrics.page, config, flags, status))
+    return listeners

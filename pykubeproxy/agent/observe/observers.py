@@ -14,7 +14,7 @@ from pykubeproxy.agent.observe.health import Health, HealthState, Heartbeat, hea
 from pykubeproxy.agent.observe.health_checks import DesiredChecks, HealthChecks, listening_hosts
 from pykubeproxy.agent.observe.listeners import Listeners
 from pykubeproxy.agent.observe.metrics import Latencies, Metrics
-from pykubeproxy.agent.observe.service_reports import ServiceReporter
+from pykubeproxy.agent.observe.service_reports import ServiceReporter, SyncLog
 from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import system
@@ -58,6 +58,7 @@ class Observers:
         self.history = SyncHistory()
         self._latencies = Latencies(time.time(), self._families)
         self._services = ServiceReporter(node_name, recorder, config.max_affinity_lists)
+        self._sync_log = SyncLog(config.logging.verbosity)
         self._rejected_trees: dict[Family, str] = {}
         self._desired_checks = DesiredChecks()
         self._checks: HealthChecks | None = None
@@ -128,6 +129,7 @@ class Observers:
         `local_addresses` are those of this node's interfaces, needed only with nodePortAddresses.
         """
         now = time.time()
+        self._sync_log.synced(report)
         self.health.sync_succeeded(report.family)
         self.metrics.sync_succeeded(report, now)
         if self._services.sync_succeeded(report):
@@ -154,7 +156,7 @@ class Observers:
 
         `writers` are the processes that may have caused it, if known. `contested`: the drift keeps coming back.
         """
-        family, tables = report.family, {drift.table: str(drift) for drift in report.drift.tables}
+        family, tables = report.family, {drift.table: str(drift) for drift in report.drift}
         log.warning(
             "drift repaired",
             family=family.value,
@@ -168,9 +170,7 @@ class Observers:
         if contested and not self._is_contested(family):
             self.recorder.record(events.drift_contested(self._node_name, family))
         self._drift_contested(family, contested)
-        self.history.drift_repaired(
-            RepairRecord(time.time(), family.value, seconds, report.drift.tables, writers)
-        )
+        self.history.drift_repaired(RepairRecord(time.time(), family.value, seconds, report.drift, writers))
         self.recorder.record(events.drift_repaired(self._node_name, family, tables, writers))
 
     def rules_missing(self, family: Family, since: float | None) -> None:

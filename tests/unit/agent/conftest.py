@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from pykubeproxy import http
-from pykubeproxy.agent import loop
+from pykubeproxy.agent import loop as loop_module
 from pykubeproxy.http.server import Server
-from tests.fakes.loop import Clock, FakeFamily
+from tests.fakes.loop import Loop
 
 Serve = Callable[..., int]
 
@@ -33,15 +33,10 @@ def serve() -> Iterator[Serve]:
 @pytest.fixture
 def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the machine's nftables tables and settings alone."""
-    monkeypatch.setattr(loop, "remove_leftovers", lambda *_: False)
-    monkeypatch.setattr(loop, "route_loopback", lambda _: None)
+    monkeypatch.setattr(loop_module, "remove_leftovers", lambda *_: False)
+    monkeypatch.setattr(loop_module, "route_loopback", lambda _: None)
 
 
 @pytest.fixture
-def family() -> FakeFamily:
-    return FakeFamily()
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def loop() -> Loop:
+    return Loop()

@@ -1,35 +1,27 @@
 """Sync one family: failures, and the threshold for large clusters."""
 
-import contextlib
-import errno
-import os
 import re
-from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from pykubeproxy.agent.tables import FamilyTables, SyncFailed
-from pykubeproxy.config import load
-from pykubeproxy.kernel import Failed, KernelError, TableCounts, WatchedTables
+from pykubeproxy.kernel import Failed, KernelError
 from pykubeproxy.objects import Deleted, Endpoint, Event, Family, Key, Kind, Port, Protocol, Updated
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.services.ports import ApiServers
+from pykubeproxy.services.ports import ApiServers, Reserved
 from tests.fakes.drift import scope
-from tests.fakes.synced import SyncedFamily
+from tests.fakes.synced import SyncedFamily, flags_context
 from tests.objects import endpoint, service, slice_of
-from tests.strategies import NODE
 
 
-def context(api_servers: ApiServers = frozenset(), **iptables: object) -> RuleContext:
-    document = {
-        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-        "kind": "KubeProxyConfiguration",
-        "clusterCIDR": "10.244.0.0/16",
-        "iptables": iptables,
-    }
-    return rule_context(load(document, {}).config, NODE, None, KernelFacts(), Family.IPV4, api_servers)
+def context(api_servers: ApiServers = frozenset(), **flags: object) -> RuleContext:
+    reserved = dict.fromkeys(api_servers, Reserved.API_SERVER)
+    return msgspec.structs.replace(
+        flags_context(Family.IPV4, cluster_cidr="10.244.0.0/16", **flags), reserved=reserved
+    )
 
 
 def synced_with(*events: Event) -> SyncedFamily:
@@ -52,7 +44,7 @@ WEB = (Updated(service()), Updated(slice_of("10.244.1.5")))
 def test_rules_are_counted_as_in_kube_proxy() -> None:
     """Those of empty tables, with the guard of loopback addresses and without jumps."""
     assert synced_with().sync().rules == {"filter": 4, "nat": 5, "mangle": 0}
-    without_guard = synced_with().sync(context=context(localhostNodePorts=False))
+    without_guard = synced_with().sync(context=context(iptables_localhost_nodeports=False))
     assert without_guard.rules == {"filter": 3, "nat": 5, "mangle": 0}
 
 
@@ -117,7 +109,7 @@ def test_comments_of_service_chains_are_no_reason_to_write() -> None:
     drift = synced.tables.note_drift(scope())
     assert drift
     assert not drift.missing
-    (repaired,) = synced.sync().drift.tables
+    (repaired,) = synced.sync().drift
     assert (repaired.rules, repaired.foreign_rules) == (0, 1)
 
 
@@ -149,42 +141,6 @@ def test_a_failed_sync_is_followed_by_a_full_sync(where: str) -> None:
     assert equals_fresh_start(synced)
 
 
-class FailingWatch:
-    """A table watch that runs out of memory before or after a write."""
-
-    name = "drift"
-
-    def __init__(self) -> None:
-        self.fails_when = ""
-
-    @contextlib.contextmanager
-    def own_writes(self, family: Family) -> Iterator[Callable[[str], None]]:
-        self._fail("before")
-        yield lambda text: None
-        self._fail("after")
-
-    def _fail(self, when: str) -> None:
-        if self.fails_when == when:
-            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
-
-    def command_started(self, process: int) -> None: ...
-    def synced(self, family: Family, counts: TableCounts) -> None: ...
-    def run(self) -> None: ...
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_failing_watch_fails_the_sync(when: str) -> None:
-    """The error is a SyncFailed, so the agent retries instead of ending."""
-    synced, watch = synced_with(), FailingWatch()
-    synced.tables = FamilyTables(WatchedTables(synced.live, watch), 200)
-    watch.fails_when = when
-    with pytest.raises(SyncFailed, match="cannot watch the tables while writing to them: No buffer space"):
-        synced.sync(*WEB)
-    watch.fails_when = ""
-    synced.sync()
-    assert equals_fresh_start(synced)
-
-
 def test_a_rejected_rule_names_its_service() -> None:
     """If no service can be written, none is quarantined and the tables stay unchanged."""
     synced = synced_with(*WEB)
@@ -208,7 +164,7 @@ def test_a_sync_without_changes_does_not_access_the_kernel() -> None:
 def test_a_changed_masquerade_mark_replaces_the_old_one() -> None:
     """No rule keeps the old mark."""
     synced = synced_with(*WEB)
-    synced.sync(context=context(masqueradeBit=31))
+    synced.sync(context=context(iptables_masquerade_bit=31))
     rules = [
         rule for rules in synced.chains().values() for rule in rules if "mark" in rule.split("--comment")[0]
     ]
@@ -254,7 +210,7 @@ def test_rules_that_are_no_longer_wanted_are_not_reported_as_restored() -> None:
     synced = synced_with(*WEB)
     synced.live.tables["filter"]["KUBE-FIREWALL"] = ()
     assert synced.tables.note_drift(scope())
-    assert not synced.sync(context=context(localhostNodePorts=False)).drift
+    assert not synced.sync(context=context(iptables_localhost_nodeports=False)).drift
 
 
 def test_a_chain_that_others_refer_to_counts_as_written_when_it_is_emptied() -> None:

@@ -12,43 +12,32 @@ from structlog.testing import capture_logs
 from pykubeproxy.agent import flow_cleaner as flows
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.report import SyncReport
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
-from pykubeproxy.config import load
-from pykubeproxy.kernel import Backend
 from pykubeproxy.kernel.conntrack import UdpFlow
-from pykubeproxy.objects import Deleted, EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Updated
-from pykubeproxy.rules.context import KernelFacts, rule_context
-from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.objects import Deleted, EndpointPort, Event, Family, Kind, Port, Protocol, Updated
+from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.services.flows import AddressAndPort, NodePortAddresses
-from tests.fakes.iptables import FakeIptables
+from tests.fakes.synced import SyncedFamily
 from tests.objects import service, slice_of
 
 DNS = service("dns", cluster_ip="10.96.0.53", ports=(Port("dns", Protocol.UDP, 53),))
 
 
-class Syncs:
-    """Syncs over tables that are only pretended, reported to a cleaner."""
+class Syncs(SyncedFamily):
+    """Syncs over tables in memory, reported to a cleaner."""
 
     def __init__(self, cleaner: FlowCleaner) -> None:
+        super().__init__()
         self._cleaner = cleaner
-        self._cluster = Cluster()
-        self.iptables = FakeIptables(Backend.NFT)
-        self._tables = FamilyTables(self.iptables, None)
-        self._terms = rule_context(load(None, {}).config, "n1", None, KernelFacts(nfacct=False), Family.IPV4)
 
-    def sync(self, *events: Event) -> SyncReport:
-        touched = set().union(*(self._cluster.apply(event) for event in events))
-        report = self._tables.sync(self._cluster, Changes(touched), self._terms)
+    def sync(self, *events: Event, context: RuleContext | None = None) -> SyncReport:
+        report = super().sync(*events, context=context)
         self._cleaner.synced(report, NodePortAddresses())
         return report
 
     def pods(self, *addresses: str) -> SyncReport:
         """The service dns has these pods now."""
         ports = (EndpointPort("dns", Protocol.UDP, 53),)
-        return self.sync(
-            Listed(Kind.SERVICE, (DNS,)), Updated(slice_of(*addresses, service="dns", ports=ports))
-        )
+        return self.sync(Updated(DNS), Updated(slice_of(*addresses, service="dns", ports=ports)))
 
 
 class Table:
@@ -108,14 +97,14 @@ def test_a_quarantined_service_redirects_no_packets(table: Table) -> None:
     """Flows to the endpoints of another Service with the same address stay; that one's rules are in force."""
     cleaner = FlowCleaner(0)
     syncs = Syncs(cleaner)
-    syncs.iptables.rejects = lambda rule: "ns/a:dns ->" in rule
+    syncs.live.rejects = lambda rule: "ns/a:dns ->" in rule
     made = [
         service(name, cluster_ip=f"10.96.0.{host}", ports=DNS.ports, external_ips=("10.96.0.53",))
         for name, host in (("a", 1), ("b", 2))
     ]
     ports = (EndpointPort("dns", Protocol.UDP, 53),)
     slices = [slice_of(f"10.244.0.{it.cluster_ips[0][-1]}", service=it.name, ports=ports) for it in made]
-    report = syncs.sync(Listed(Kind.SERVICE, tuple(made)), *map(Updated, slices))
+    report = syncs.sync(*map(Updated, made), *map(Updated, slices))
     assert [it.name for it in report.quarantined] == ["a"]
     table.flows = [flow("10.244.0.1"), flow("10.244.0.2")]
     cleaner.clean()

@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 from pykubeproxy.agent import coverage
 from pykubeproxy.kernel import TABLES, Backend, Failed
 from pykubeproxy.rules.context import RuleContext
-from pykubeproxy.rules.ownership import is_ours
-from pykubeproxy.rules.ruleset import ChainKey
 from tests.fakes.drift import scope
-from tests.fakes.iptables import FakeIptables
-from tests.fakes.synced import SyncedFamily
+from tests.fakes.synced import SyncedFamily, flags_context
 from tests.strategies import events
-from tests.unit.rules.test_partial_syncs import context, contexts
+from tests.unit.rules.test_partial_syncs import contexts
 from tests.unit.rules.test_repair import TAMPERINGS, Tampering, tamper
 
 pytestmark = pytest.mark.usefixtures("small_trees")
@@ -71,10 +68,6 @@ def limited(rules_context: RuleContext) -> RuleContext:
     return msgspec.structs.replace(rules_context, max_service_pairs=LIMIT)
 
 
-def our_chains(live: FakeIptables) -> dict[ChainKey, tuple[str, ...]]:
-    return {key: rules for key, rules in live.save().chains.items() if is_ours(key)}
-
-
 def rejecting(address: str) -> Callable[[str], bool]:
     return lambda rule: bool(address) and f"-j DNAT --to-destination {address}:" in rule
 
@@ -113,7 +106,7 @@ STEPS = st.one_of(
 def test_large_services_end_with_the_rules_of_a_full_sync(
     steps: list[Callable[[SyncedFamily], object]], backend: Backend, chains_per_block: int | None
 ) -> None:
-    first = limited(context((), False, "tree"))
+    first = limited(flags_context(cluster_cidr="10.244.0.0/16", dispatch="tree"))
     node = SyncedFamily(context=first, backend=backend, chains_per_block=chains_per_block)
     for step in steps:
         step(node)
@@ -123,7 +116,7 @@ def test_large_services_end_with_the_rules_of_a_full_sync(
         patch.setattr(coverage, "LARGE_PAIRS", 1_000_000)
         patch.setattr(coverage, "MOST_DELETED", 1_000_000)
         other.round()
-    assert our_chains(node.live) == our_chains(other.live)
+    assert node.our_chains() == other.our_chains()
     assert node.tables.services() == other.tables.services()
     assert {it.port_name for it in node.tables.quarantined()} == {
         it.port_name for it in other.tables.quarantined()

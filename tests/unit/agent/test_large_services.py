@@ -40,6 +40,7 @@ from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.render import render
 from pykubeproxy.services.ports import PortName, ServiceSkipReason
 from tests.fakes.drift import scope
+from tests.fakes.iptables import fail_on
 from tests.fakes.synced import SyncedFamily, flags_context
 from tests.objects import endpoint, service, slice_of
 
@@ -257,14 +258,7 @@ def test_a_large_service_that_is_no_longer_served_does_not_wait() -> None:
 def test_a_failing_large_service_keeps_no_other_waiting() -> None:
     node = new_node()
     node.sync(*SMALL)
-    restore = node.live.restore
-
-    def fail(text: str) -> None:
-        if "10.244.2.1:" in text:
-            raise Failed("iptables-restore", 1, "out of memory")
-        restore(text)
-
-    node.live.restore = fail  # type: ignore[method-assign]
+    node.live.on_restore = fail_on("10.244.2.1:")
     node.sync(*large(1, 2, 3, name="failing"), *large(4, 5, 6, name="other", cluster_ip="10.96.0.12"))
     with pytest.raises(SyncFailed):
         node.turn()
@@ -531,14 +525,7 @@ def test_a_service_that_fails_keeps_others_of_its_turn_waiting_once(monkeypatch:
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 0)
     node.sync(*(event for n in range(1, 5) for event in pods(f"s{n}", n)))
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 4)
-    restore = node.live.restore
-
-    def fail(text: str) -> None:
-        if "10.244.2.2:" in text:
-            raise Failed("iptables-restore", 1, "out of memory")
-        restore(text)
-
-    node.live.restore = fail  # type: ignore[method-assign]
+    node.live.on_restore = fail_on("10.244.2.2:")
     for _ in range(8):
         with contextlib.suppress(SyncFailed):
             node.turn()

@@ -1,69 +1,64 @@
 """How the reconcile loop checks and repairs rules that others changed."""
 
-from unittest.mock import call, create_autospec
+from unittest.mock import call
 
 import pytest
 
-from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.kernel import ExternalWrite
 from pykubeproxy.objects import Family, Updated
 from pykubeproxy.rules.drift import TableDrift
-from tests.fakes.loop import BROKEN, STARTED, STOP, WEB, Clock, FakeFamily, at, config, run
+from tests.fakes.iptables import fail_on
+from tests.fakes.loop import STARTED, STOP, WEB, Loop, at, config
 from tests.objects import service
 
 pytestmark = pytest.mark.usefixtures("no_kernel")
 
 
-def tamper(family: FakeFamily) -> None:
-    family.live.tables["nat"][WEB.chain] = ()
+def tamper(loop: Loop) -> None:
+    loop.live.tables["nat"][WEB.chain] = ()
 
 
 EXTERNAL_WRITE = ExternalWrite(Family.IPV4, chains=frozenset({WEB}), writer="somebody")
 
 
-def test_reported_drift_is_repaired_at_once(family: FakeFamily, clock: Clock) -> None:
+def test_reported_drift_is_repaired_at_once(loop: Loop) -> None:
     """The repair ignores minSyncPeriod; a write in the other family is ignored."""
     settings = config(iptables={"minSyncPeriod": "20s", "syncPeriod": "1000s"})
     other = ExternalWrite(Family.IPV6, chains=frozenset({WEB}))
-    steps = [*STARTED, (5, lambda: tamper(family)), *at(5, EXTERNAL_WRITE, other), *at(5.2, STOP)]
-    run(family, clock, *steps, settings=settings)
-    assert family.rules(WEB)
-    assert len(family.live.texts) == 2
+    steps = [*STARTED, (5, lambda: tamper(loop)), *at(5, EXTERNAL_WRITE, other), *at(5.2, STOP)]
+    loop.run(*steps, settings=settings)
+    assert loop.rules(WEB)
+    assert len(loop.live.texts) == 2
 
 
-def test_a_change_that_a_drift_repair_applies_is_no_longer_queued(family: FakeFamily, clock: Clock) -> None:
+def test_a_change_that_a_drift_repair_applies_is_no_longer_queued(loop: Loop) -> None:
     """A sync reported as queued after it has ended would make the node unhealthy until the next change."""
-    observers = create_autospec(Observers, instance=True)
     late = Updated(service("late", cluster_ip="10.96.200.1"))
-    drift = ((10, lambda: tamper(family)), *at(10, EXTERNAL_WRITE))
-    run(family, clock, *STARTED, *drift, *at(10.1, late), *at(20, STOP), observers=observers)
-    calls = [name for name, *_ in observers.mock_calls if name in ("sync_queued", "sync_succeeded")]
+    drift = ((10, lambda: tamper(loop)), *at(10, EXTERNAL_WRITE))
+    loop.run(*STARTED, *drift, *at(10.1, late), *at(20, STOP))
+    calls = [name for name, *_ in loop.observers.mock_calls if name in ("sync_queued", "sync_succeeded")]
     assert calls == ["sync_queued", "sync_succeeded"] * 2
 
 
-def test_observers_get_each_drift_repair(family: FakeFamily, clock: Clock) -> None:
+def test_observers_get_each_drift_repair(loop: Loop) -> None:
     """With drift, writers and duration."""
-    observers = create_autospec(Observers, instance=True)
-    steps = [*STARTED, (5, lambda: tamper(family)), *at(5, EXTERNAL_WRITE), *at(20, STOP)]
-    run(family, clock, *steps, observers=observers)
-    ((report, writers, seconds, contested), _) = observers.drift_repaired.call_args
-    assert report.drift.tables == (TableDrift("nat", rules=2),)
+    steps = [*STARTED, (5, lambda: tamper(loop)), *at(5, EXTERNAL_WRITE), *at(20, STOP)]
+    loop.run(*steps)
+    ((report, writers, seconds, contested), _) = loop.observers.drift_repaired.call_args
+    assert report.drift == (TableDrift("nat", rules=2),)
     assert (writers, round(seconds, 3), contested) == (("somebody",), 0.1, False)
-    observers.drift_calm.assert_called_once_with(Family.IPV4)
+    loop.observers.drift_calm.assert_called_once_with(Family.IPV4)
 
 
-def test_missing_rules_are_noticed_while_the_repair_waits(family: FakeFamily, clock: Clock) -> None:
+def test_missing_rules_are_noticed_while_the_repair_waits(loop: Loop) -> None:
     """The backoff of contested repairs delays writes, not the look that makes the node not ready."""
-    observers = create_autospec(Observers, instance=True)
     flushes = [
-        step
-        for n in range(8)
-        for step in ((5 + 4 * n, lambda: tamper(family)), *at(5 + 4 * n, EXTERNAL_WRITE))
+        step for n in range(8) for step in ((5 + 4 * n, lambda: tamper(loop)), *at(5 + 4 * n, EXTERNAL_WRITE))
     ]
     seen: list[tuple[float, bool]] = []
-    observers.rules_missing.side_effect = lambda _, since: seen.append((clock.now - 1000, since is not None))
-    observers.drift_repaired.side_effect = lambda *_: seen.append((clock.now - 1000, False))
-    run(family, clock, *STARTED, *flushes, *at(60, STOP), observers=observers)
+    loop.observers.rules_missing.side_effect = lambda _, since: seen.append((loop.now, since is not None))
+    loop.observers.drift_repaired.side_effect = lambda *_: seen.append((loop.now, False))
+    loop.run(*STARTED, *flushes, *at(60, STOP))
     missing = [when for when, lacking in seen if lacking]
     assert missing[:6] == [pytest.approx(5.1 + 4 * n) for n in range(6)]
     # The last repairs come seconds after the writes.
@@ -71,61 +66,50 @@ def test_missing_rules_are_noticed_while_the_repair_waits(family: FakeFamily, cl
         when for (when, lacking), (_, before) in zip(seen[1:], seen, strict=False) if before and not lacking
     ]
     assert max(repairs) > 33 + 4
-    assert family.rules(WEB)
+    assert loop.rules(WEB)
     assert not seen[-1][1]
 
 
-def test_an_added_rule_is_no_missing_rule(family: FakeFamily, clock: Clock) -> None:
+def test_an_added_rule_is_no_missing_rule(loop: Loop) -> None:
     """It is removed like any drift, but the node serves meanwhile."""
-    observers = create_autospec(Observers, instance=True)
 
     def add() -> None:
-        family.live.tables["nat"][WEB.chain] = ("-j LOG", *family.rules(WEB))
+        loop.live.tables["nat"][WEB.chain] = ("-j LOG", *loop.rules(WEB))
 
-    run(family, clock, *STARTED, (5, add), *at(5, EXTERNAL_WRITE), *at(9, STOP), observers=observers)
-    assert observers.drift_repaired.call_count == 1
-    assert {args[1] for args, _ in observers.rules_missing.call_args_list} == {None}
+    loop.run(*STARTED, (5, add), *at(5, EXTERNAL_WRITE), *at(9, STOP))
+    assert loop.observers.drift_repaired.call_count == 1
+    assert {args[1] for args, _ in loop.observers.rules_missing.call_args_list} == {None}
 
 
-def test_a_failed_repair_keeps_the_rules_missing(family: FakeFamily, clock: Clock) -> None:
+def test_a_failed_repair_keeps_the_rules_missing(loop: Loop) -> None:
     """Until a full sync succeeds."""
-    observers = create_autospec(Observers, instance=True)
 
-    def broken(_: str) -> None:
-        raise BROKEN
-
-    restore = family.live.restore
     steps = [
         *STARTED,
-        (5, lambda: tamper(family)),
-        (5, lambda: setattr(family.live, "restore", broken)),
+        (5, lambda: tamper(loop)),
+        (5, lambda: setattr(loop.live, "on_restore", fail_on(""))),
         *at(5, EXTERNAL_WRITE),
         *at(6.5, EXTERNAL_WRITE),
     ]
-    run(family, clock, *steps, *at(7, STOP), observers=observers)
-    assert observers.rules_missing.call_args == call(Family.IPV4, 1005.0)
-    family.live.restore = restore  # type: ignore[method-assign]
+    loop.run(*steps, *at(7, STOP))
+    assert loop.observers.rules_missing.call_args == call(Family.IPV4, 1005.0)
 
 
-def test_an_external_write_without_drift_is_no_repair(family: FakeFamily, clock: Clock) -> None:
+def test_an_external_write_without_drift_is_no_repair(loop: Loop) -> None:
     """The external program wrote what was there already."""
-    observers = create_autospec(Observers, instance=True)
-    run(family, clock, *STARTED, *at(5, EXTERNAL_WRITE), *at(20, STOP), observers=observers)
-    assert len(family.live.texts) == 1
-    observers.drift_repaired.assert_not_called()
+    loop.run(*STARTED, *at(5, EXTERNAL_WRITE), *at(20, STOP))
+    assert len(loop.live.texts) == 1
+    loop.observers.drift_repaired.assert_not_called()
 
 
-def test_a_failed_drift_check_is_retried(family: FakeFamily, clock: Clock) -> None:
+def test_a_failed_drift_check_is_retried(loop: Loop) -> None:
     """The retry repairs the drift."""
 
     def break_kernel() -> None:
-        tamper(family)
-        family.live.failure = BROKEN
-
-    def repair_kernel() -> None:
-        family.live.failure = None
+        tamper(loop)
+        loop.break_()
 
     settings = config(iptables={"syncPeriod": "1000s"})
-    steps = [*STARTED, (5, break_kernel), *at(5, EXTERNAL_WRITE), (9, repair_kernel), *at(15, STOP)]
-    run(family, clock, *steps, settings=settings)
-    assert family.rules(WEB)
+    steps = [*STARTED, (5, break_kernel), *at(5, EXTERNAL_WRITE), (9, loop.repair), *at(15, STOP)]
+    loop.run(*steps, settings=settings)
+    assert loop.rules(WEB)

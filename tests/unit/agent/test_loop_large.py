@@ -11,34 +11,31 @@ from pykubeproxy.objects import EndpointPort, Kind, Listed, Protocol, Updated
 from pykubeproxy.rules.names import cluster_chain
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.ports import PortName
-from tests.fakes.loop import HERE, STARTED, STOP, WEB, Clock, FakeFamily, at, fail_on, run
+from tests.fakes.iptables import fail_on
+from tests.fakes.loop import HERE, STARTED, STOP, WEB, Loop, at
 from tests.objects import service, slice_of
 
 pytestmark = pytest.mark.usefixtures("no_kernel")
 
 
-def test_a_large_service_delays_no_small_one(
-    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_service_delays_no_small_one(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is synced on its own, and then waits three times as long as that took."""
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
     synced: list[tuple[float, set[str]]] = []
-    restore = family.live.restore
 
     def slow_with_coverage(text: str) -> None:
         names_written = set(re.findall(r"ns/(web|large):http -> ", text))
-        synced.append((clock.now - 1000, names_written))
+        synced.append((loop.now, names_written))
         if "large" in names_written:
-            clock.now += 2.0
-        restore(text)
+            loop.clock.now += 2.0
 
-    family.live.restore = slow_with_coverage  # type: ignore[method-assign]
+    loop.live.on_restore = slow_with_coverage
     large = service("large", cluster_ip="10.96.0.11")
     small = [Updated(slice_of(f"10.244.1.{5 + n}")) for n in range(4)]
     changes = [Updated(slice_of(*(f"10.244.2.{k}" for k in range(3 + n)), service="large")) for n in range(9)]
     steps = [step for n, change in enumerate(changes) for step in at(10.5 + n, change)]
     steps += [step for n, change in enumerate(small) for step in at(10 + 2 * n, change)]
-    run(family, clock, *STARTED, *at(5, Updated(large)), *steps, *at(30, STOP))
+    loop.run(*STARTED, *at(5, Updated(large)), *steps, *at(30, STOP))
     turns = [when for when, services in synced if services == {"large"}]
     assert [after - before for before, after in pairwise(turns)] == [8.0, 8.0][: len(turns) - 1]
     assert len(turns) >= 2
@@ -46,49 +43,47 @@ def test_a_large_service_delays_no_small_one(
 
 
 def test_a_dead_endpoint_of_a_large_service_leaves_at_once(
-    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while the Service waits after a long turn, and the new endpoints wait on."""
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
-    restore = family.live.restore
     seen: dict[float, set[str]] = {}
 
     def slow(text: str) -> None:
-        clock.now += 2.0 if "large" in text else 0.0
-        restore(text)
-        rules = "\n".join(rule for chain in family.live.tables["nat"].values() for rule in chain)
-        seen[clock.now - 1000] = set(re.findall(r"--to-destination 10\.244\.2\.(\d)", rules))
+        loop.clock.now += 2.0 if "large" in text else 0.0
 
-    family.live.restore = slow  # type: ignore[method-assign]
+    def look() -> None:
+        rules = "\n".join(rule for chain in loop.live.tables["nat"].values() for rule in chain)
+        seen[loop.now] = set(re.findall(r"--to-destination 10\.244\.2\.(\d)", rules))
+
+    loop.live.on_restore, loop.live.restored = slow, look
     large = Updated(service("large", cluster_ip="10.96.0.11"))
     grown, replaced = (
         Updated(slice_of(*(f"10.244.2.{n + it}" for n in range(1, 4)), service="large")) for it in (0, 1)
     )
     change = Updated(slice_of("10.244.1.9"))
-    run(family, clock, *STARTED, *at(10, large, grown), *at(14, replaced, change), *at(30, STOP))
+    loop.run(*STARTED, *at(10, large, grown), *at(14, replaced, change), *at(30, STOP))
     assert seen[12.0] == {"1", "2", "3"}
     assert seen[16.0] == {"2", "3"}
     assert next(when for when, hosts in seen.items() if "4" in hosts) == 20.0
 
 
 def test_a_change_waits_for_a_turn_or_the_next_sync_not_for_both(
-    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A turn that takes longer than the pause between syncs begins with that pause, not within it."""
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
-    restore = family.live.restore
     written: dict[int, float] = {}
     turns = []
 
     def slow(text: str) -> None:
         for port in re.findall(r"--to-destination 10\.244\.1\.9:(\d+)", text):
-            written.setdefault(int(port), clock.now - 1000)
+            written.setdefault(int(port), loop.now)
         if "--to-destination 10.244.2." in text:
-            turns.append(clock.now)
-            clock.now += 2.3
-        restore(text)
+            turns.append(loop.clock.now)
+            loop.clock.now += 2.3
 
-    family.live.restore = slow  # type: ignore[method-assign]
+    loop.live.on_restore = slow
     large = [Updated(slice_of(*(f"10.244.2.{n + it}" for it in range(3)), service="large")) for n in range(9)]
     steps = at(5, Updated(service("large", cluster_ip="10.96.0.11")))
     for n, change in enumerate(large):
@@ -96,59 +91,49 @@ def test_a_change_waits_for_a_turn_or_the_next_sync_not_for_both(
     changed = {8001 + n: 10 + 0.7 * n for n in range(80)}
     for port, when in changed.items():
         steps += at(when, Updated(slice_of("10.244.1.9", ports=(EndpointPort("http", Protocol.TCP, port),))))
-    run(family, clock, *STARTED, *steps, *at(80, STOP))
+    loop.run(*STARTED, *steps, *at(80, STOP))
     assert len(turns) > 4
     # A sync also serves the changes before the one that it writes.
     waits = [min(then for it, then in written.items() if it >= port) - when for port, when in changed.items()]
     assert max(waits) <= 2.3
 
 
-def test_once_syncs_large_services_too(
-    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_once_syncs_large_services_too(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 0)
-    code, _ = run(family, clock, *STARTED, *at(20, STOP), once=True)
-    assert code == 0
-    assert family.rules(WEB)
+    assert loop.run(*STARTED, *at(20, STOP), once=True) == 0
+    assert loop.rules(WEB)
 
 
-def test_once_syncs_large_services_after_a_failing_one(
-    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_once_syncs_large_services_after_a_failing_one(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 0)
-    fail_on("10.244.2.1:", family)
+    loop.live.on_restore = fail_on("10.244.2.1:")
     services = Listed(Kind.SERVICE, (service(), service("failing", cluster_ip="10.96.0.11")))
     slices = Listed(Kind.ENDPOINT_SLICE, (slice_of("10.244.1.5"), slice_of("10.244.2.1", service="failing")))
     lists = at(1, services, slices, Listed(Kind.NODE, (HERE,)))
-    code, _ = run(family, clock, *lists, *at(20, STOP), once=True)
-    assert code == 1
-    assert family.rules(WEB)
+    assert loop.run(*lists, *at(20, STOP), once=True) == 1
+    assert loop.rules(WEB)
 
 
-def test_a_failing_large_service_causes_ever_fewer_syncs(
-    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_large_service_causes_ever_fewer_syncs(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each failure, the agent goes through all Services."""
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
     failed: list[float] = []
-    fail_on("10.244.1.66:", family, lambda: failed.append(clock.now - 1000))
+    loop.live.on_restore = fail_on("10.244.1.66:", note=lambda: failed.append(loop.now))
     change = Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68"))
-    run(family, clock, *STARTED, *at(10, change), *at(130, STOP))
+    loop.run(*STARTED, *at(10, change), *at(130, STOP))
     assert failed == [10, 11, 13, 17, 25, 41, 71, 101]
 
 
 def test_endless_losses_keep_no_large_service_of_others_waiting(
-    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tenant's large Services leave external IPs faster than the agent removes them."""
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
-    restore = family.live.restore
 
     def slow(text: str) -> None:
-        clock.now += 1.0 if "ns/hostile" in text else 0.0
-        restore(text)
+        loop.clock.now += 1.0 if "ns/hostile" in text else 0.0
 
-    family.live.restore = slow  # type: ignore[method-assign]
+    loop.live.on_restore = slow
     names = [f"hostile{number}" for number in range(8)]
     hosts = ("10.244.2.1", "10.244.2.2", "10.244.2.3")
 
@@ -165,6 +150,6 @@ def test_endless_losses_keep_no_large_service_of_others_waiting(
         Updated(msgspec.structs.replace(made, namespace="other"))
         for made in (service("victim", cluster_ip="10.96.0.11"), slice_of(*hosts, service="victim"))
     )
-    run(family, clock, *STARTED, *at(5, *hostile(0), *slices), *endless, *at(60, *victim), *at(119, STOP))
+    loop.run(*STARTED, *at(5, *hostile(0), *slices), *endless, *at(60, *victim), *at(119, STOP))
     chain = cluster_chain(PortName("other", "victim", "http", "TCP"))
-    assert family.rules(ChainKey("nat", chain))
+    assert loop.rules(ChainKey("nat", chain))

@@ -4,50 +4,46 @@ import math
 import re
 from collections.abc import Collection
 from types import SimpleNamespace
-from unittest.mock import create_autospec
 
 import pytest
 from structlog.testing import capture_logs
 
 from pykubeproxy.agent import bisect, coverage, quarantine
 from pykubeproxy.agent.bisect import BisectResult
-from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.agent.work import Work
 from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import EndpointPort, Port, Protocol, Updated
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
-from tests.fakes.loop import BROKEN, STARTED, STOP, WEB, Clock, FakeFamily, at, run
+from tests.fakes.loop import STARTED, STOP, WEB, Loop, at
 from tests.objects import service, slice_of
 
 pytestmark = pytest.mark.usefixtures("no_kernel")
 
 
 def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(
-    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large Service keeps its rules, and its quarantine, until its turn."""
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
     monkeypatch.setattr(Work, "_turn_due", lambda _: math.inf)
-    family.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
+    loop.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
     retries: list[float] = []
-    retry = family.tables.retry_quarantined
+    retry = loop.family.tables.retry_quarantined
 
     def noted(cluster: Cluster, ports: Collection[PortName]) -> BisectResult:
-        retries.append(clock.now)
-        clock.now += 0.001
+        retries.append(loop.clock.now)
+        loop.clock.now += 0.001
         return retry(cluster, ports)
 
-    family.tables.retry_quarantined = noted  # type: ignore[method-assign]
+    loop.family.tables.retry_quarantined = noted  # type: ignore[method-assign]
     ports = (EndpointPort("renamed", Protocol.TCP, 8080),)
     changed = (
         Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68", ports=ports)),
         Updated(service(ports=(Port("renamed", Protocol.TCP, 80),))),
     )
-    run(
-        family,
-        clock,
+    loop.run(
         *STARTED,
         *at(10, Updated(slice_of("10.244.1.66"))),
         *at(15, *changed),
@@ -57,36 +53,34 @@ def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(
 
 
 def test_a_large_service_quarantined_in_its_turn_is_retried_within_an_hour(
-    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hour begins with its own sync; no other sync follows."""
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
-    family.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
+    loop.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
     retries: list[float] = []
-    retry = family.tables.retry_quarantined
+    retry = loop.family.tables.retry_quarantined
 
     def noted(cluster: Cluster, ports: Collection[PortName]) -> BisectResult:
-        retries.append(clock.now)
+        retries.append(loop.clock.now)
         return retry(cluster, ports)
 
-    family.tables.retry_quarantined = noted  # type: ignore[method-assign]
+    loop.family.tables.retry_quarantined = noted  # type: ignore[method-assign]
     changed = Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68"))
-    run(family, clock, *STARTED, *at(10, changed), *at(3700, STOP))
+    loop.run(*STARTED, *at(10, changed), *at(3700, STOP))
     assert retries == [4610.0]
 
 
-def test_a_search_that_ran_out_of_time_continues_at_once(
-    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_that_ran_out_of_time_continues_at_once(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """One try follows the other, until only the rejected Service is quarantined, and reported.
 
     On legacy, because there iptables does not name the rejected line.
     """
-    family.live.backend = Backend.LEGACY
-    family.tables = FamilyTables(family.live, None)
+    loop.live.backend = Backend.LEGACY
+    loop.family.tables = FamilyTables(loop.live, None)
     for name in ("SEARCH_SECONDS", "RETRY_SECONDS"):
         monkeypatch.setattr(quarantine, name, 0.0)
-    family.live.rejects = lambda rule: "--to-destination 10.244.3.8:" in rule
+    loop.live.rejects = lambda rule: "--to-destination 10.244.3.8:" in rule
     added = [
         event
         for number in range(1, 10)
@@ -96,11 +90,10 @@ def test_a_search_that_ran_out_of_time_continues_at_once(
         )
     ]
     seen: list[list[str]] = []
-    observers = create_autospec(Observers, instance=True)
-    observers.sync_succeeded.side_effect = lambda report, _: seen.append(
+    loop.observers.sync_succeeded.side_effect = lambda report, _: seen.append(
         [f"{it.name} {it.tried}" for it in report.quarantined]
     )
-    run(family, clock, *STARTED, *at(10, *added), *at(60, STOP), observers=observers)
+    loop.run(*STARTED, *at(10, *added), *at(60, STOP))
     assert len(seen[1]) > 1
     assert all(line.endswith("False") for line in seen[1])
     assert seen[-1] == ["web8 True"]
@@ -108,31 +101,31 @@ def test_a_search_that_ran_out_of_time_continues_at_once(
 
 
 def test_nearly_all_innocent_services_are_served_within_a_minute_however_slow_iptables_is(
-    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 1000 new Services, of which iptables-legacy rejects 6, and 1.2 s for each commit of table nat.
 
     As each only says yes or no, to find 6 among 1000 takes 50 commits at least, a minute. Half of the time is for others.
     """
-    family.live.backend = Backend.LEGACY
-    family.tables = FamilyTables(family.live, None)
+    loop.live.backend = Backend.LEGACY
+    loop.family.tables = FamilyTables(loop.live, None)
     for module in (bisect, quarantine):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, time=clock))
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.clock, time=loop.clock))
     rejected = re.compile(r"--to-destination 10\.244\.(?:0\.(?:7|130|131)|1\.194|3\.(?:50|249)):")
-    family.live.rejects = lambda rule: bool(rejected.search(rule))
-    restore = family.live.restore
+    loop.live.rejects = lambda rule: bool(rejected.search(rule))
     unserved: dict[float, int] = {}
 
     def slow(text: str) -> None:
-        clock.now += 1.2 if "*nat\n" in text else 0.0
-        restore(text)
-        chains = family.live.tables.get("nat", {}).values()
+        loop.clock.now += 1.2 if "*nat\n" in text else 0.0
+
+    def count() -> None:
+        chains = loop.live.tables.get("nat", {}).values()
         entries = sum(
             ' cluster IP" ' in rule and "-j KUBE-SVC-" in rule for rules in chains for rule in rules
         )
-        unserved[clock.now - 1010] = 1001 - 6 - entries
+        unserved[loop.clock.now - 1010] = 1001 - 6 - entries
 
-    family.live.restore = slow  # type: ignore[method-assign]
+    loop.live.on_restore, loop.live.restored = slow, count
     added = [
         event
         for number in range(1, 1001)
@@ -141,56 +134,50 @@ def test_nearly_all_innocent_services_are_served_within_a_minute_however_slow_ip
             Updated(slice_of(f"10.244.{number // 250}.{number % 250}", service=f"svc{number}")),
         )
     ]
-    run(family, clock, *STARTED, *at(10, *added), *at(400, STOP))
+    loop.run(*STARTED, *at(10, *added), *at(400, STOP))
     assert min(number for when, number in unserved.items() if when < 60) < 50
     assert min(when for when, number in unserved.items() if not number) < 120
 
 
-def test_a_quarantined_service_is_retried_after_others_are_served(family: FakeFamily, clock: Clock) -> None:
+def test_a_quarantined_service_is_retried_after_others_are_served(loop: Loop) -> None:
     """A second after its change; its rules are written with the sync that follows."""
-    family.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
+    loop.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
     steps = (
         *at(10, Updated(slice_of("10.244.1.66"))),
         *at(15, Updated(slice_of("10.244.1.67"))),
         *at(16, STOP),
     )
-    run(family, clock, *STARTED, *steps)
-    assert family.tables.quarantined() == ()
-    assert family.rules(WEB)
+    loop.run(*STARTED, *steps)
+    assert loop.family.tables.quarantined() == ()
+    assert loop.rules(WEB)
 
 
-def test_a_failing_retry_is_logged(family: FakeFamily, clock: Clock) -> None:
+def test_a_failing_retry_is_logged(loop: Loop) -> None:
     """And repeated, not at once."""
-    family.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
-
-    def fail() -> None:
-        family.live.failure = BROKEN
-
+    loop.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
     steps = (
         *at(10, Updated(slice_of("10.244.1.66"))),
-        (11, fail),
+        (11, loop.break_),
         *at(15, Updated(slice_of("10.244.1.67"))),
         *at(100, STOP),
     )
     with capture_logs() as logged:
-        run(family, clock, *STARTED, *steps)
+        loop.run(*STARTED, *steps)
     assert 0 < [line["event"] for line in logged].count("quarantine retry failed") < 10
 
 
-def test_a_new_address_of_the_api_server_is_no_longer_served(family: FakeFamily, clock: Clock) -> None:
+def test_a_new_address_of_the_api_server_is_no_longer_served(loop: Loop) -> None:
     """Even if the agent hears nothing more, because a Service redirects that address."""
     known: set[tuple[str, int]] = set()
     claiming = (Updated(service(external_ips=("203.0.113.7",))), Updated(slice_of("10.244.1.5")))
     served: list[bool] = []
 
     def note() -> None:
-        rules = (rule for chain in family.live.save().chains.values() for rule in chain)
+        rules = (rule for chain in loop.live.save().chains.values() for rule in chain)
         served.append(any("203.0.113.7" in rule for rule in rules))
 
     steps: list[tuple[float, object]] = [(10, note), (11, lambda: known.add(("203.0.113.7", 80))), (45, note)]
-    run(
-        family,
-        clock,
+    loop.run(
         *STARTED,
         *at(2, *claiming),
         *steps,

@@ -17,7 +17,7 @@ from pykubeproxy.kernel import Backend, Failed, Rejected
 from pykubeproxy.kernel.errors import LockHeld, TimedOut
 from pykubeproxy.objects import Deleted, Event, Key, Kind, Updated
 from pykubeproxy.rules import skeleton
-from tests.fakes.iptables import FakeIptables
+from tests.fakes.iptables import FakeIptables, fail_on
 from tests.fakes.synced import SyncedFamily
 from tests.objects import service, slice_of
 
@@ -166,13 +166,12 @@ def test_other_errors_start_no_bisection(synced: SyncedFamily, error: Exception)
 
 def slow_iptables(synced: SyncedFamily, monkeypatch: pytest.MonkeyPatch, seconds: float) -> SimpleNamespace:
     """Let each restore take so many seconds of the returned clock."""
-    restore, clock = synced.live.restore, SimpleNamespace(now=0.0)
+    clock = SimpleNamespace(now=0.0)
 
-    def slow_restore(text: str) -> None:
+    def wait(_: str) -> None:
         clock.now += seconds
-        restore(text)
 
-    synced.live.restore = slow_restore  # type: ignore[method-assign]
+    synced.live.on_restore = wait
     fake = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: clock.now)
     for module in (bisect, quarantine):
         monkeypatch.setattr(module, "time", fake)
@@ -214,16 +213,15 @@ def test_others_are_served_within_a_minute_however_slow_the_search(
 def test_a_search_that_fails_keeps_what_it_found(synced: SyncedFamily) -> None:
     """The next one needs fewer tries than one that begins anew."""
     synced.live.rejects = lambda rule: bool(REJECTED_SIX.search(rule))
-    restore, tries, last = synced.live.restore, 0, 1000
+    tries, last = 0, 1000
 
     def fail_at_last(text: str) -> None:
         nonlocal tries
         tries += "-A KUBE-PROXY-CANARY" in text
         if tries == last:
             raise Failed("iptables-restore", -9, "killed")
-        restore(text)
 
-    synced.live.restore = fail_at_last  # type: ignore[method-assign]
+    synced.live.on_restore = fail_at_last
     synced.sync_and_retry(*numbered(*range(1, 1001)))
     needed, tries = tries, 0
     synced.restart()
@@ -239,17 +237,15 @@ def test_a_search_that_fails_keeps_what_it_found(synced: SyncedFamily) -> None:
 def test_a_search_that_failed_is_forgotten_once_its_services_are_served(synced: SyncedFamily) -> None:
     """A later search begins with samples, as if it were the first."""
     synced.live.rejects = lambda rule: bool(REJECTED_SIX.search(rule))
-    restore = synced.live.restore
 
     def fail_at_last(text: str) -> None:
         if "-A KUBE-PROXY-CANARY" in text and len(synced.live.texts) > 30:
             raise Failed("iptables-restore", -9, "killed")
-        restore(text)
 
-    synced.live.restore = fail_at_last  # type: ignore[method-assign]
+    synced.live.on_restore = fail_at_last
     with pytest.raises(SyncFailed, match="killed"):
         synced.sync_and_retry(*numbered(*range(1, 1001)))
-    synced.live.restore = restore  # type: ignore[method-assign]
+    synced.live.on_restore = lambda _: None
     synced.live.rejects = lambda rule: "-m recent" in rule
     assert not quarantined(synced.sync_and_retry())
     sticky = [
@@ -267,17 +263,9 @@ def test_a_retry_that_fails_at_its_end_releases_no_service(synced: SyncedFamily)
     synced.sync_and_retry(*numbered(1, 2))
     synced.live.rejects = lambda rule: False
     (held,) = (it.port_name for it in synced.tables.quarantined())
-    restore = synced.live.restore
-
-    def fail_at_the_end(text: str) -> None:
-        if ":KUBE-PROXY-CANARY" in text and "-A KUBE-PROXY-CANARY" not in text:
-            raise Failed("iptables-restore", 1, "out of memory")
-        restore(text)
-
-    synced.live.restore = fail_at_the_end  # type: ignore[method-assign]
+    synced.live.on_restore = fail_on(r"\A(?!(?s:.*)-A KUBE-PROXY-CANARY)(?s:.*):KUBE-PROXY-CANARY", times=1)
     with pytest.raises(Failed):
         synced.tables.retry_quarantined(synced.cluster, [held])
-    synced.live.restore = restore  # type: ignore[method-assign]
     assert [it.name for it in synced.tables.quarantined()] == ["svc1"]
     assert synced.tables.retry_quarantined(synced.cluster, [held]).accepted == {held}
     assert not quarantined(synced.sync_and_retry())
@@ -329,21 +317,12 @@ def test_services_that_the_tables_hold_already_are_not_suspected(monkeypatch: py
     assert clock.now < 60
 
 
-def hang_on(synced: SyncedFamily, pattern: str) -> None:
-    """Make iptables hang with input that matches."""
-    restore = synced.live.restore
-
-    def hanging_restore(text: str) -> None:
-        if re.search(pattern, text):
-            raise TimedOut("iptables-restore", 60)
-        restore(text)
-
-    synced.live.restore = hanging_restore  # type: ignore[method-assign]
+HANG = TimedOut("iptables-restore", 60)
 
 
 def test_a_service_with_which_iptables_hangs_is_quarantined(synced: SyncedFamily) -> None:
     """It is found among others, and only it."""
-    hang_on(synced, r"-A \S+ .*--to-destination 10\.244\.0\.6:")
+    synced.live.on_restore = fail_on(r"-A \S+ .*--to-destination 10\.244\.0\.6:", HANG)
     report = synced.sync_and_retry(*numbered(*range(5, 60)))
     assert quarantined(report) == ["svc6"]
     assert report.quarantined[0].reason == "iptables makes no progress with its rules for 10 s"
@@ -351,7 +330,7 @@ def test_a_service_with_which_iptables_hangs_is_quarantined(synced: SyncedFamily
 
 
 def test_no_service_is_blamed_if_iptables_hangs_with_any(synced: SyncedFamily) -> None:
-    hang_on(synced, "-j DNAT")
+    synced.live.on_restore = fail_on("-j DNAT", HANG)
     with pytest.raises(SyncFailed, match="no progress"):
         synced.sync_and_retry(*numbered(5, 6))
     assert synced.tables.quarantined() == ()
@@ -359,15 +338,7 @@ def test_no_service_is_blamed_if_iptables_hangs_with_any(synced: SyncedFamily) -
 
 def test_one_timeout_blames_no_service(synced: SyncedFamily) -> None:
     """A busy node may cause it once."""
-    restore, hangs = synced.live.restore, [True] * 2
-
-    def restore_later(text: str) -> None:
-        if "10.244.0.6:" in text and hangs:
-            hangs.pop()
-            raise TimedOut("iptables-restore", 60)
-        restore(text)
-
-    synced.live.restore = restore_later  # type: ignore[method-assign]
+    synced.live.on_restore = fail_on("10.244.0.6:", HANG, times=2)
     with pytest.raises(SyncFailed):
         synced.sync_and_retry(*numbered(5, 6))
     assert synced.sync_and_retry().quarantined == ()
@@ -376,16 +347,15 @@ def test_one_timeout_blames_no_service(synced: SyncedFamily) -> None:
 def test_a_rejection_without_a_reason_is_retried() -> None:
     """Legacy rejects a block without a reason if another program writes at the same time."""
     synced = family(Backend.LEGACY)
-    restore, rejections = synced.live.restore, [("svc6",)] * 2
+    rejections = [("svc6",)] * 2
 
-    def disturbed_restore(text: str) -> None:
+    def disturb(text: str) -> None:
         own = tuple(sorted(set(re.findall(r"ns/(svc\d+):http cluster IP", text))))
         if own in rejections:
             rejections.remove(own)
             raise Rejected(1, "COMMIT", "the kernel rejected the block", 1)
-        restore(text)
 
-    synced.live.restore = disturbed_restore  # type: ignore[method-assign]
+    synced.live.on_restore = disturb
     synced.live.rejects = lambda rule: "--to-destination 10.244.0.5:" in rule
     assert quarantined(synced.sync_and_retry(*numbered(5, 6))) == ["svc5"]
     assert not rejections
@@ -393,19 +363,11 @@ def test_a_rejection_without_a_reason_is_retried() -> None:
 
 def test_a_service_deleted_during_failed_syncs_leaves_quarantine(synced: SyncedFamily) -> None:
     """The following full sync gets no event for it."""
-    restore = synced.live.restore
-
-    def failing_restore(text: str) -> None:
-        if "is quarantined" in text and "-A KUBE-PROXY-CANARY" not in text:
-            raise Failed("iptables-restore", -9, "")
-        restore(text)
-
-    synced.live.restore = failing_restore  # type: ignore[method-assign]
+    synced.live.on_restore = fail_on(r"\A(?!(?s:.*)-A KUBE-PROXY-CANARY)(?s:.*)is quarantined", times=1)
     for event in numbered(1, 2):
         synced.cluster.apply(event)
     with pytest.raises(SyncFailed):
         synced.sync_and_retry()
-    synced.live.restore = restore  # type: ignore[method-assign]
     synced.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "svc1")))
     assert quarantined(synced.sync_and_retry()) == []
 
@@ -431,17 +393,16 @@ def test_progress_is_reported_per_restore(synced: SyncedFamily) -> None:
 
 def test_two_rejections_blame_no_service(synced: SyncedFamily) -> None:
     """Another proxy may have deleted a chain of the service, during the sync and during the search."""
-    restore, rejections = synced.live.restore, [True] * 2
+    rejections = [True] * 2
 
-    def restore_later(text: str) -> None:
+    def reject(text: str) -> None:
         if "10.244.0.6:" in text and rejections:
             rejections.pop()
             lines = text.split("\n")
             line = next(line for line in lines if re.search("-A KUBE-SVC-.*-j KUBE-SEP-", line))
             raise Rejected(lines.index(line) + 1, line, "Chain 'KUBE-SEP-A' does not exist", 2)
-        restore(text)
 
-    synced.live.restore = restore_later  # type: ignore[method-assign]
+    synced.live.on_restore = reject
     with pytest.raises(SyncFailed):
         synced.sync_and_retry(*numbered(6))
     assert synced.sync_and_retry().quarantined == ()

@@ -16,48 +16,42 @@ from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.status import LoopQuery, StatusService, list_services
 from pykubeproxy.agent.startup import Families
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
-from pykubeproxy.objects import Endpoint, Family, Key, Kind, Listed, Node, Port, Protocol, Updated
+from pykubeproxy.objects import Endpoint, Family, Kind, Listed, Node, Object, Port, Protocol, Updated
 from pykubeproxy.pages.statusz import AgentStatus, PageFilter, decode, encode
-from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import Outage
 from pykubeproxy.sources.manifests import ManifestWatch
 from tests.fakes.http_client import fetch
-from tests.fakes.iptables import FakeIptables
 from tests.fakes.recorder import FakeRecorder
+from tests.fakes.synced import SyncedFamily
 from tests.objects import endpoint, service, slice_of
 from tests.unit.agent.conftest import Serve
 
 CONFIG = load(None, {}).config
 
 
-class Proxy:
+class Proxy(SyncedFamily):
     """Tables of one family over a cluster, with observers and a status service."""
 
     def __init__(self) -> None:
-        self.cluster = Cluster()
-        self.tables = FamilyTables(FakeIptables(Backend.LEGACY), None)
+        super().__init__()
         self.observers = Observers(CONFIG, "node1", [Family.IPV4], FakeRecorder(), needs_node=False)
-        self.answers = True
 
-    def sync(self, *objects: object) -> None:
-        touched: set[Key] = set()
-        for object_ in objects:
-            touched.update(self.cluster.apply(Updated(object_)))  # type: ignore[arg-type]
-        on = rule_context(CONFIG, "node1", None, KernelFacts(nfacct=False), Family.IPV4)
-        self.observers.sync_succeeded(self.tables.sync(self.cluster, Changes(touched), on), ())
+    def follow(self, *objects: Object) -> None:
+        report = self.sync(*(Updated(it) for it in objects))
+        self.observers.sync_succeeded(report, ())
 
     def put(self, query: LoopQuery[Any]) -> None:
-        if self.answers:
-            query.answer(self.cluster, [self.tables])
+        query.answer(self.cluster, [self.tables])
+
+    def service(self, *watches: ManifestWatch) -> StatusService:
+        families = Families(Backend.LEGACY, (), {Family.IPV6: "no NAT"})
+        return StatusService("node1", families, self.observers, self.put, watches)
 
     def status(self, expected: PageFilter | None = None) -> AgentStatus:
-        families = Families(Backend.LEGACY, (), {Family.IPV6: "no NAT"})
-        return StatusService("node1", families, self.observers, self.put).status(expected or PageFilter())
+        return self.service().status(expected or PageFilter())
 
 
 @pytest.fixture
@@ -85,7 +79,7 @@ def test_shares_and_states(proxy: Proxy) -> None:
         load_balancer_ips=("203.0.113.7",),
         ports=(Port("http", Protocol.TCP, 80, 30080),),
     )
-    proxy.sync(
+    proxy.follow(
         web,
         slice_of(
             endpoint("10.244.1.1", node_name="node1"),
@@ -110,7 +104,7 @@ def test_shares_and_states(proxy: Proxy) -> None:
 def test_services_are_filtered(proxy: Proxy) -> None:
     """By namespace and name, up to the limit; `matching` counts all."""
     names = [f"s{n}" for n in range(5)]
-    proxy.sync(*(service(name, cluster_ip=f"10.96.0.{n + 1}") for n, name in enumerate(names)))
+    proxy.follow(*(service(name, cluster_ip=f"10.96.0.{n + 1}") for n, name in enumerate(names)))
     assert named(proxy.status(PageFilter(limit=2))) == ["ns/s0:http", "ns/s1:http"]
     assert proxy.status(PageFilter(limit=2)).matching == 5
     assert named(proxy.status(PageFilter(service="s3"))) == ["ns/s3:http"]
@@ -121,7 +115,7 @@ def test_services_are_filtered(proxy: Proxy) -> None:
 def test_a_busy_loop_leaves_out_services(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is returned, and the late query is cancelled."""
     monkeypatch.setattr("pykubeproxy.agent.observe.status._TIMEOUT", 0.01)
-    proxy.sync(service())
+    proxy.follow(service())
     queries: list[LoopQuery[Any]] = []
     monkeypatch.setattr(proxy, "put", queries.append)
     status = proxy.status()
@@ -133,28 +127,25 @@ def test_a_busy_loop_leaves_out_services(proxy: Proxy, monkeypatch: pytest.Monke
 
 def test_objects(proxy: Proxy) -> None:
     """With EndpointSlices for a named Service; the Node is this one, known or not."""
-    proxy.sync(service("web"), service("api", cluster_ip="10.96.0.9"), slice_of("10.244.1.1", service="web"))
-    service_ = StatusService("node1", Families(Backend.LEGACY, (), {}), proxy.observers, proxy.put)
-    found = service_.objects(PageFilter(service="web"))
+    proxy.follow(
+        service("web"), service("api", cluster_ip="10.96.0.9"), slice_of("10.244.1.1", service="web")
+    )
+    found = proxy.service().objects(PageFilter(service="web"))
     assert found is not None
     assert [it.name for it in found.services] == ["web"]
     assert [it.service for it in found.slices] == ["web"]
     assert found.node.name == "node1"
-    everything = service_.objects(PageFilter())
+    everything = proxy.service().objects(PageFilter())
     assert everything is not None
     assert (len(everything.services), everything.slices) == (2, ())
-    proxy.answers = False
 
 
 def test_a_failing_watch_is_reported(proxy: Proxy) -> None:
     """The agent stays healthy: its rules are in place."""
-    proxy.sync(service("web"))
+    proxy.follow(service("web"))
     away, well = ManifestWatch("-"), ManifestWatch("-")
     away.outage = Outage("services", 9.5, "refused")
-    service_ = StatusService(
-        "node1", Families(Backend.LEGACY, (), {}), proxy.observers, proxy.put, (away, well)
-    )
-    status = service_.status(PageFilter())
+    status = proxy.service(away, well).status(PageFilter())
     (unwatched,) = status.unwatched
     assert (unwatched.objects, unwatched.reason) == ("services", "refused")
     assert status.now - unwatched.since == pytest.approx(9.5, abs=1)
@@ -173,7 +164,7 @@ def test_a_failing_query_does_not_harm_the_loop(proxy: Proxy) -> None:
 
 def test_concurrent_queries(proxy: Proxy) -> None:
     """Each thread gets a complete status."""
-    proxy.sync(*(service(f"s{n}", cluster_ip=f"10.96.0.{n + 1}") for n in range(50)))
+    proxy.follow(*(service(f"s{n}", cluster_ip=f"10.96.0.{n + 1}") for n in range(50)))
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.append(len(proxy.status().services))) for _ in range(8)]
     for thread in threads:
@@ -188,14 +179,14 @@ def test_many_endpoints_end_the_list(monkeypatch: pytest.MonkeyPatch, proxy: Pro
     monkeypatch.setattr("pykubeproxy.agent.observe.status._MOST_ENDPOINTS", 30)
     pods = [Endpoint(f"10.244.0.{n}") for n in range(1, 21)]
     services = [service(f"s{n}", cluster_ip=f"10.96.0.{n + 1}") for n in range(5)]
-    proxy.sync(*services, *(slice_of(*pods, service=f"s{n}") for n in range(5)))
+    proxy.follow(*services, *(slice_of(*pods, service=f"s{n}") for n in range(5)))
     listed = list_services(proxy.cluster, [proxy.tables], PageFilter())
     assert (listed.matching, len(listed.ports)) == (5, 2)
 
 
 def test_the_last_syncs_are_kept(proxy: Proxy) -> None:
     """Fifty of them, with rules written and failures."""
-    proxy.sync(service())
+    proxy.follow(service())
     for number in range(60):
         proxy.observers.sync_failed(Family.IPV4, False, number / 1000, True, "refused")
     syncs = proxy.status().syncs
@@ -213,7 +204,7 @@ def test_pending_changes_are_counted(proxy: Proxy) -> None:
 
 def test_json_round_trip(proxy: Proxy) -> None:
     """Nothing is lost, keys are in camel case, other versions are rejected."""
-    proxy.sync(service(), slice_of("10.244.1.1"))
+    proxy.follow(service(), slice_of("10.244.1.1"))
     text = encode(proxy.status())
     assert encode(decode(text)) == text
     found = json.loads(text)
@@ -258,7 +249,7 @@ def test_statusz_as_html_json_and_text(
     proxy: Proxy, page: Callable[[str, str], tuple[int, str, str]]
 ) -> None:
     """An invalid filter is answered with status 400."""
-    proxy.sync(service(), slice_of("10.244.1.1"))
+    proxy.follow(service(), slice_of("10.244.1.1"))
     status, kind, body = page("/statusz?service=ns/web", "text/html")
     assert (status, kind) == (200, "text/html; charset=utf-8") and "ns/web:http" in body
     status, kind, body = page("/statusz?limit=0", "application/json")

@@ -11,6 +11,7 @@ from pykubeproxy.kernel import Backend, Rejected
 from pykubeproxy.objects import Family, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.dispatch import TREE_ABOVE
+from tests.fakes.iptables import fail_on
 from tests.fakes.recorder import FakeRecorder
 from tests.fakes.synced import SyncedFamily, flags_context
 from tests.objects import service, slice_of
@@ -75,15 +76,7 @@ def test_other_options_try_the_rejected_tree_again(synced: SyncedFamily) -> None
 
 def test_too_many_jumps_reject_the_tree_at_once(synced: SyncedFamily) -> None:
     """No service is tried alone: every one would be accepted."""
-    restore = synced.live.restore
-
-    def shallow_restore(text: str) -> None:
-        if "services at" in text:
-            synced.live.texts.append(text)
-            raise LINKS
-        restore(text)
-
-    synced.live.restore = shallow_restore  # type: ignore[method-assign]
+    synced.live.on_restore = fail_on("services at", LINKS)
     assert synced.sync().rejected_tree == LINKS.message
     assert (is_flat(synced), len(synced.live.texts)) == (True, 2)
 
@@ -117,7 +110,7 @@ def test_a_rejected_service_does_not_reject_the_tree(synced: SyncedFamily) -> No
 def test_a_single_rejection_does_not_reject_the_tree(rejection: Rejected) -> None:
     """Another program may have written at the same time."""
     synced = tables_of_many(Backend.LEGACY)
-    disturb(synced, [rejection])
+    synced.live.on_restore = fail_on("services at", rejection, times=1)
     assert not synced.sync().rejected_tree
     assert not is_flat(synced)
 
@@ -126,7 +119,7 @@ def test_a_chain_that_cannot_be_deleted_does_not_reject_the_tree() -> None:
     """Another proxy refers to it. The sync fails, and the next one tries again."""
     synced = tables_of_many(Backend.NFT)
     busy = Rejected(1, "-X KUBE-SEP-A", "CHAIN_DEL failed (Device or resource busy): chain KUBE-SEP-A", 4)
-    disturb(synced, [busy, busy])
+    synced.live.on_restore = fail_on("services at", busy, times=2)
     for _ in range(2):
         with pytest.raises(SyncFailed):
             synced.sync()
@@ -134,22 +127,10 @@ def test_a_chain_that_cannot_be_deleted_does_not_reject_the_tree() -> None:
     assert not is_flat(synced)
 
 
-def disturb(synced: SyncedFamily, rejections: list[Rejected]) -> None:
-    """Make restores with branches fail, one for each rejection."""
-    restore = synced.live.restore
-
-    def disturbed_restore(text: str) -> None:
-        if "services at" in text and rejections:
-            raise rejections.pop()
-        restore(text)
-
-    synced.live.restore = disturbed_restore  # type: ignore[method-assign]
-
-
 def test_a_small_cluster_has_no_tree_to_reject() -> None:
     """The sync fails as before."""
     synced = tables_of_many(Backend.NFT)
-    synced.live.restore = lambda text: (_ for _ in ()).throw(LINKS)  # type: ignore[method-assign]
+    synced.live.on_restore = fail_on("", LINKS)
     with pytest.raises(SyncFailed):
         synced.sync(context=flags_context(dispatch="flat"))
 

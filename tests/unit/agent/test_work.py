@@ -1,24 +1,11 @@
-"""The pending work of one family: its states, what moves it, and which step it plans."""
+"""The pending work of one family, and which step it plans."""
 
 import math
 
 import pytest
 
 from pykubeproxy.agent.drift import DriftScope
-from pykubeproxy.agent.work import (
-    TRANSITIONS,
-    TRIGGERS,
-    Changes,
-    DriftCheck,
-    Losses,
-    Part,
-    Retry,
-    State,
-    Step,
-    Trigger,
-    Turn,
-    Work,
-)
+from pykubeproxy.agent.work import Changes, DriftCheck, Losses, Retry, Step, Turn, Work
 from pykubeproxy.kernel import TABLES, ExternalWrite
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.services.ports import PortName
@@ -37,18 +24,6 @@ def synced() -> Work:
 
 def planned(work: Work, now: float = 1.0) -> list[type[Step]]:
     return [kind for kind in STEPS if work.plan(kind, now)]
-
-
-def test_all_states_can_be_reached_and_left() -> None:
-    """Each state belongs to one part, and something moves the work there and away from there."""
-    parts = [states for part in Part for states in [TRANSITIONS[part]]]
-    assert sorted(state.name for states in parts for state in states) == sorted(state.name for state in State)
-    for states in parts:
-        reached = {target for moves in states.values() for target in moves.values()}
-        assert {next(iter(states)), *reached} == set(states)
-        assert all(states.values())
-    moves = {trigger for states in parts for moves in states.values() for trigger in moves}
-    assert moves == set(Trigger) == TRIGGERS.keys()
 
 
 @pytest.mark.parametrize(
@@ -88,12 +63,12 @@ def test_a_failed_sync_keeps_what_it_took_up() -> None:
     work.dirty |= {WEB, API}
     work.failed(turn=True)
     assert (work.needs_resync, work.broken_off, work.has_losses) == (True, True, False)
-    assert work.state(Part.TURNS) is State.ALONE
+    assert work.alone
     work.distrust()
     assert work.broken_off
     work.done(turn=True)
     assert (work.needs_resync, work.broken_off, work.has_losses) == (False, False, True)
-    assert work.state(Part.TURNS) is State.TOGETHER
+    assert not work.alone
     assert not work.dirty
 
 

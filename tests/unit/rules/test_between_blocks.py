@@ -1,60 +1,48 @@
 """Packets between two blocks of restore input, which iptables-restore applies one by one."""
 
-from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
-from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
-from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Node, Port, Protocol, Updated
-from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.objects import Deleted, Event, Key, Kind, Port, Protocol, Updated
+from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.services.cluster import Cluster
-from tests.fakes.iptables import FakeIptables
+from tests.fakes.synced import NODE_IP, SyncedFamily, flags_context
 from tests.objects import endpoint, service, slice_of
 from tests.packet_model import Packet, Walker
-from tests.settings import HEADER
-from tests.strategies import INVALID_RANGE, NAMES, NODE, events
-
-NODE_IP = "192.168.99.10"
+from tests.strategies import INVALID_RANGE, NAMES, events
 
 pytestmark = pytest.mark.usefixtures("small_trees")
 
 
-def context(dispatch: str = "auto") -> RuleContext:
-    document = {
-        **HEADER,
-        "clusterCIDR": "10.244.0.0/16",
-        "pykubeproxy": {"dispatch": dispatch},
-    }
-    node = Node(NODE, (NODE_IP,), (), "zone-a")
-    return rule_context(load(document, {}).config, NODE, node, KernelFacts((NODE_IP,)), Family.IPV4)
+class Node(SyncedFamily):
+    """Tables that record their state after each block."""
 
-
-class TablesByBlock(FakeIptables):
-    """Tables that record their state after each block of the last restore."""
-
-    def __init__(self, backend: Backend = Backend.NFT) -> None:
-        super().__init__(backend)
-        self.counters.update(skeleton.NFACCT_NAMES)
+    def __init__(
+        self, *events: Event, chains_per_block: int | None = 200, dispatch: str = "auto", **options: Any
+    ) -> None:
         self.states: list[Ruleset] = []
+        super().__init__(
+            *events,
+            chains_per_block=chains_per_block,
+            context=context(dispatch),
+            after_block=lambda live: self.states.append(live.save()),
+            **options,
+        )
+        self.write_block_by_block()
 
-    def restore(self, text: str | Iterable[str]) -> None:
-        self.states = []
-        for block in blocks("".join(text)):
-            super().restore(block)
-            self.states.append(self.save())
+    def states_of(self, *events: Event) -> list[Ruleset]:
+        """Sync after these events, and return the states meanwhile."""
+        self.states.clear()
+        self.sync(*events)
+        return [*self.states]
 
 
-def blocks(text: str) -> Iterator[str]:
-    """Return the blocks of restore input, each from its table line to COMMIT."""
-    for part in text.split("COMMIT\n")[:-1]:
-        yield f"{part}COMMIT\n"
+def context(dispatch: str) -> RuleContext:
+    return flags_context(cluster_cidr="10.244.0.0/16", dispatch=dispatch)
 
 
 def outcomes(ruleset: Ruleset, packet: Packet) -> set[str]:
@@ -116,19 +104,17 @@ def test_packets_between_blocks_meet_the_old_or_the_new_rules(
     restarted: bool,
 ) -> None:
     """No intermediate state has an outcome of its own, also if an agent with another dispatch takes over."""
-    cluster, live = Cluster(), TablesByBlock(backend)
-    synced = FamilyTables(live, chains_per_block)
-    changed = {key for event in before for key in cluster.apply(event)}
-    synced.sync(cluster, Changes(changed), context(dispatch))
-    first = live.save()
-    live.states = []
-    changed = {key for event in changes for key in cluster.apply(event)}
+    node = Node(*before, backend=backend, chains_per_block=chains_per_block, dispatch=dispatch)
+    node.sync()
+    first = node.live.save()
+    node.states.clear()
+    node.apply(*changes)
     if restarted:
-        synced = FamilyTables(live, chains_per_block)
+        node.restart()
     if other_dispatch:
-        dispatch = "tree" if dispatch == "flat" else "flat"
-    assert not synced.sync(cluster, Changes(changed), context(dispatch)).rejected_tree
-    between, last = live.states[:-1], live.save()
+        node.context = context("tree" if dispatch == "flat" else "flat")
+    assert not node.sync().rejected_tree
+    between, last = node.states[:-1], node.live.save()
     if first == last:
         return
     for packet in packets():
@@ -139,17 +125,6 @@ def test_packets_between_blocks_meet_the_old_or_the_new_rules(
             expected = kinds(start) | kinds(end)
             # Packets to a service that is being created or deleted may be refused as well.
             assert kinds(current) <= expected | ({"refused"} if "neither" in expected else set()), packet
-
-
-class TablesByBlockOfAllRestores(TablesByBlock):
-    """Tables that record their state after each block of all restores."""
-
-    def restore(self, text: str | Iterable[str]) -> None:
-        before = self.states
-        try:
-            super().restore(text)
-        finally:
-            self.states = before + self.states
 
 
 @settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate))
@@ -164,16 +139,14 @@ def test_packets_during_a_bisection_meet_the_old_or_the_new_rules(
 ) -> None:
     """The trial restores of a bisection have no outcome of their own."""
     bad = [Updated(service("bad", cluster_ip="10.99.0.1")), Updated(slice_of("10.244.9.9", service="bad"))]
-    cluster, live = Cluster(), TablesByBlockOfAllRestores(backend)
-    live.rejects = lambda rule: "--to-destination 10.244.9.9:" in rule
-    synced = FamilyTables(live, chains_per_block)
-    synced.sync(cluster, Changes({key for event in before for key in cluster.apply(event)}), context())
-    first = live.save()
-    live.states = []
-    changed = {key for event in (*changes, *bad) for key in cluster.apply(event)}
-    assert [it.name for it in synced.sync(cluster, Changes(changed), context()).quarantined] == ["bad"]
-    last = live.save()
-    states = [state for at, state in enumerate(live.states) if state not in live.states[:at]]
+    node = Node(*before, backend=backend, chains_per_block=chains_per_block)
+    node.live.rejects = lambda rule: "--to-destination 10.244.9.9:" in rule
+    node.sync()
+    first = node.live.save()
+    node.states.clear()
+    assert [it.name for it in node.sync(*changes, *bad).quarantined] == ["bad"]
+    last = node.live.save()
+    states = [state for at, state in enumerate(node.states) if state not in node.states[:at]]
     for packet in packets():
         start, end = outcomes(first, packet), outcomes(last, packet)
         expected = kinds(start) | kinds(end)
@@ -185,15 +158,9 @@ def test_packets_during_a_bisection_meet_the_old_or_the_new_rules(
 
 def kinds_by_block(*changes: Event) -> list[list[set[str]]]:
     """Return the kinds of outcome for a packet to a service, after each block of each change."""
-    cluster, live = Cluster(), TablesByBlock()
-    synced = FamilyTables(live, 200)
-    packet = Packet("10.244.1.77", "10.96.0.10", "tcp", 80)
-    states_by_change: list[list[Ruleset]] = []
-    for change in (Updated(service()), Updated(slice_of("10.244.1.5")), *changes):
-        live.states = []
-        synced.sync(cluster, Changes(cluster.apply(change)), context())
-        states_by_change.append(live.states)
-    return [[kinds(outcomes(state, packet)) for state in states] for states in states_by_change[2:]]
+    node, packet = Node(), Packet("10.244.1.77", "10.96.0.10", "tcp", 80)
+    node.sync(Updated(service()), Updated(slice_of("10.244.1.5")))
+    return [[kinds(outcomes(state, packet)) for state in node.states_of(change)] for change in changes]
 
 
 def test_no_packet_is_lost_when_the_last_endpoint_goes_and_comes_back() -> None:
@@ -223,27 +190,21 @@ def test_new_source_ranges_never_admit_or_lose_a_packet(invalid: bool) -> None:
         rejected=(INVALID_RANGE,) if invalid else (),
         ports=(Port("http", Protocol.TCP, 80),),
     )
-    cluster, live = Cluster(), TablesByBlock()
-    synced = FamilyTables(live, 1)
-    excluded = Packet("203.0.114.9", "198.51.100.1", "tcp", 80)
-    for change in (Updated(open_), Updated(slice_of("10.244.1.5")), Updated(restricted)):
-        live.states = []
-        synced.sync(cluster, Changes(cluster.apply(change)), context())
-    assert [kinds(outcomes(state, excluded)) for state in live.states] == [{"served"}, {"refused"}]
+    node, excluded = Node(chains_per_block=1), Packet("203.0.114.9", "198.51.100.1", "tcp", 80)
+    node.sync(Updated(open_), Updated(slice_of("10.244.1.5")))
+    states = node.states_of(Updated(restricted))
+    assert [kinds(outcomes(state, excluded)) for state in states] == [{"served"}, {"refused"}]
 
 
 def test_one_sync_removes_and_restores_endpoints_of_two_services() -> None:
     """One is refused before nat changes, the other until nat has changed."""
-    cluster, live = Cluster(), TablesByBlock()
-    synced = FamilyTables(live, 200)
     other, unready = service("other", cluster_ip="10.96.0.11"), endpoint("10.244.1.6", ready=False)
-    before = (service(), other, slice_of("10.244.1.5"), slice_of(unready, service="other"))
+    slices = (slice_of("10.244.1.5"), slice_of(unready, service="other"))
     after = (slice_of(endpoint("10.244.1.5", ready=False)), slice_of("10.244.1.6", service="other"))
-    for objects in (before, after):
-        live.states = []
-        changed = {key for object_ in objects for key in cluster.apply(Updated(object_))}
-        synced.sync(cluster, Changes(changed), context())
-    losing = [kinds(outcomes(it, Packet("10.244.1.77", "10.96.0.10", "tcp", 80))) for it in live.states]
-    gaining = [kinds(outcomes(it, Packet("10.244.1.77", "10.96.0.11", "tcp", 80))) for it in live.states]
+    node = Node(Updated(service()), Updated(other), *map(Updated, slices))
+    node.sync()
+    states = node.states_of(*map(Updated, after))
+    losing = [kinds(outcomes(it, Packet("10.244.1.77", "10.96.0.10", "tcp", 80))) for it in states]
+    gaining = [kinds(outcomes(it, Packet("10.244.1.77", "10.96.0.11", "tcp", 80))) for it in states]
     assert losing == [{"served"}, {"refused"}, {"refused"}]
     assert gaining == [{"refused"}, {"served"}, {"served"}]

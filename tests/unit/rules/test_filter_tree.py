@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import Dispatch
-from pykubeproxy.kernel import TABLES, Backend
+from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Port, Protocol, Updated
 from pykubeproxy.rules.dispatch import shared_chain
 from pykubeproxy.rules.ownership import is_ours, is_owned
@@ -18,12 +16,11 @@ from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.skeleton import FILTER_EXTERNAL, SHARED
 from pykubeproxy.rules.text import Chain, host, rule, write_chains
-from pykubeproxy.services.cluster import Cluster
 from tests.fakes.drift import scope
 from tests.fakes.iptables import FakeIptables
+from tests.fakes.synced import SyncedFamily, flags_context
 from tests.objects import service
 from tests.packet_model import Packet, Walker
-from tests.unit.rules.test_partial_syncs import context, empty_tables
 
 pytestmark = pytest.mark.usefixtures("small_trees")
 
@@ -80,15 +77,19 @@ def test_a_tree_in_table_filter_rejects_the_same_packets(
         assert found == expected
 
 
-def cluster_without_endpoints(number: int) -> Cluster:
-    """Services with external IPs and node ports, and no endpoints."""
-    cluster = Cluster()
+def without_endpoints(
+    number: int, backend: Backend = Backend.NFT, chains_per_block: int | None = 200
+) -> SyncedFamily:
+    """Return tables with a tree for Services with external IPs and node ports, and no endpoints."""
+    node = SyncedFamily(
+        context=flags_context(dispatch="tree"), backend=backend, chains_per_block=chains_per_block
+    )
     for n in range(1, number + 1):
         ports = tuple(Port(f"p{p}", Protocol.TCP, p, 30000 + 10 * n + p) for p in range(1, 4))
-        cluster.apply(
-            Updated(service(f"s{n}", cluster_ip=f"10.96.{n}.1", ports=ports, external_ips=(f"192.0.2.{n}",)))
-        )
-    return cluster
+        made = service(f"s{n}", cluster_ip=f"10.96.{n}.1", ports=ports, external_ips=(f"192.0.2.{n}",))
+        node.apply(Updated(made))
+    node.sync()
+    return node
 
 
 def filter_branches(live: FakeIptables) -> set[str]:
@@ -98,29 +99,28 @@ def filter_branches(live: FakeIptables) -> set[str]:
 @pytest.mark.parametrize("chains_per_block", [None, 1, 200])
 def test_branches_that_kube_proxy_left_are_used_again_or_removed(chains_per_block: int | None) -> None:
     """In table filter, kube-proxy flushes and deletes only the chains that it knows."""
-    tree, flat = (context((), False, dispatch) for dispatch in ("tree", "flat"))
-    cluster, live = cluster_without_endpoints(4), empty_tables()
-    FamilyTables(live, chains_per_block).sync(cluster, Changes(), tree)
-    left = filter_branches(live)
+    node = without_endpoints(4, chains_per_block=chains_per_block)
+    tree, flat = node.context, flags_context(dispatch="flat")
+    left = filter_branches(node.live)
     assert len(left) > 10
-    cluster.apply(Deleted(Kind.SERVICE, Key("ns", "s4")))
-    as_kube_proxy = render(cluster, flat)
-    live.restore(
+    node.apply(Deleted(Kind.SERVICE, Key("ns", "s4")))
+    as_kube_proxy = render(node.cluster, flat)
+    node.live.restore(
         "*filter\n" + write_chains([Chain(key, as_kube_proxy.chains[key]) for key in SHARED[:4]]) + "COMMIT\n"
     )
-    assert filter_branches(live) == left
+    assert filter_branches(node.live) == left
     assert is_ours(ChainKey("filter", min(left)))
-    for rules_context in (tree, flat):
-        FamilyTables(live, chains_per_block).sync(cluster, Changes(), rules_context)
-        fresh = empty_tables()
-        FamilyTables(fresh, None).sync(cluster, Changes(), rules_context)
-        assert live.save().chains == fresh.save().chains
+    for node.context in (tree, flat):
+        node.restart()
+        node.sync()
+        fresh = node.fresh()
+        fresh.sync()
+        assert node.chains() == fresh.chains()
 
 
 @pytest.mark.parametrize("backend", Backend)
 def test_cleanup_removes_branches_that_kube_proxy_left(backend: Backend) -> None:
-    live = empty_tables(backend)
-    FamilyTables(live, 200).sync(cluster_without_endpoints(4), Changes(), context((), False, "tree"))
+    live = without_endpoints(4, backend).live
     live.restore("*filter\n:KUBE-SERVICES - [0:0]\n:KUBE-EXTERNAL-SERVICES - [0:0]\nCOMMIT\n")
     assert filter_branches(live)
     live.restore(removal(live.save()).restore_input(5 if backend is Backend.NFT else None))
@@ -130,35 +130,28 @@ def test_cleanup_removes_branches_that_kube_proxy_left(backend: Backend) -> None
 
 def test_a_branch_that_a_foreign_rule_refers_to_is_emptied_and_kept() -> None:
     """The kernel deletes no such chain; nor is it drift."""
-    rules_context = context((), False, "tree")
-    cluster, live = cluster_without_endpoints(4), empty_tables()
-    FamilyTables(live, 200).sync(cluster, Changes(), rules_context)
-    live.restore(
-        "*filter\n" + "".join(f"-A FORWARD -j {name}\n" for name in filter_branches(live)) + "COMMIT\n"
-    )
-    branches = filter_branches(live)
-    for n in range(1, 5):
-        cluster.apply(Deleted(Kind.SERVICE, Key("ns", f"s{n}")))
-    tables = FamilyTables(live, 200)
-    assert tables.sync(cluster, Changes(), rules_context).wrote
-    assert {live.save().chains[ChainKey("filter", name)] for name in branches} == {()}
-    assert not tables.note_drift(scope(TABLES))
-    tables.work.distrust()
-    assert not tables.sync(cluster, Changes(), rules_context).wrote
+    node = without_endpoints(4)
+    branches = filter_branches(node.live)
+    jumps = "".join(f"-A FORWARD -j {name}\n" for name in branches)
+    node.live.restore(f"*filter\n{jumps}COMMIT\n")
+    node.apply(*(Deleted(Kind.SERVICE, Key("ns", f"s{n}")) for n in range(1, 5)))
+    node.restart()
+    assert node.sync().wrote
+    assert {node.chains()[ChainKey("filter", name)] for name in branches} == {()}
+    assert not node.tables.note_drift(scope())
+    node.tables.work.distrust()
+    assert not node.sync().wrote
 
 
 @pytest.mark.parametrize("limit", [2, 6])
 def test_branches_are_written_and_deleted_in_small_blocks(limit: int) -> None:
     """Each branch before those that jump to it: the time of a block grows with the square of its chains."""
-    rules_context = context((), False, "tree")
-    cluster, live = cluster_without_endpoints(8), empty_tables()
-    tables = FamilyTables(live, limit)
-    written = tables.sync(cluster, Changes(), rules_context)
-    changed = {key for n in range(1, 9) for key in cluster.apply(Deleted(Kind.SERVICE, Key("ns", f"s{n}")))}
-    deleted = tables.sync(cluster, Changes(changed), rules_context)
-    assert not (written.rejected_tree or deleted.rejected_tree)
-    assert min(written.chains_written, deleted.chains_deleted) > 3 * limit
-    for text in "".join(live.texts).split("COMMIT\n"):
+    node = without_endpoints(8, chains_per_block=limit)
+    assert len(filter_branches(node.live)) > 3 * limit
+    deleted = node.sync(*(Deleted(Kind.SERVICE, Key("ns", f"s{n}")) for n in range(1, 9)))
+    assert not deleted.rejected_tree
+    assert deleted.chains_deleted > 3 * limit
+    for text in "".join(node.live.texts).split("COMMIT\n"):
         if not text.startswith("*filter"):
             continue
         assert len(set(re.findall(r"^(?::|-X )(\S+)", text, re.MULTILINE))) <= 2 * limit

@@ -8,9 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
-from pykubeproxy.config import load
 from pykubeproxy.objects import (
     Deleted,
     EndpointSlice,
@@ -22,16 +19,13 @@ from pykubeproxy.objects import (
     Updated,
     decode,
 )
-from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.render import render
 from pykubeproxy.services.cluster import Cluster
-from tests.fakes.iptables import FakeIptables
+from tests.fakes.synced import SyncedFamily, flags_context
 from tests.grammar import rule_violation, violations
 from tests.invalid_objects import SYNTAX, WHOLE, corrupted, odd
 from tests.objects import slice_of
-from tests.settings import HEADER
-from tests.strategies import NODE
 
 # Addresses in rules that no object contains.
 FIXED = {"127.0.0.0/8", "10.244.0.0/16", "fd00:10:244::/56", "::1/128"}
@@ -40,8 +34,7 @@ _TARGET = re.compile(r"--to-destination \[?([^]\s]+?)\]?:\d+$")
 
 
 def context(family: Family, dispatch: str) -> RuleContext:
-    document = {**HEADER, "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56"}
-    return rule_context(load(document, {"dispatch": dispatch}).config, NODE, None, KernelFacts(), family)
+    return flags_context(family, cluster_cidr="10.244.0.0/16,fd00:10:244::/56", dispatch=dispatch)
 
 
 def decoded(kind: Kind, raw: bytes) -> list[Object]:
@@ -67,21 +60,18 @@ def test_every_line_matches_the_grammar(
     corrupt: list[tuple[Kind, bytes]], family: Family, dispatch: str
 ) -> None:
     """Holds for full and partial syncs while corrupt objects come and go."""
-    live = FakeIptables(family=family)
-    live.counters.update(skeleton.NFACCT_NAMES)
-    tables, cluster, rules_context = FamilyTables(live, 200), Cluster(), context(family, dispatch)
+    node = SyncedFamily(context=context(family, dispatch))
+    texts = node.live.texts
     objects = VALID + [it for kind, raw in corrupt for it in decoded(kind, raw)]
-    tables.sync(cluster, Changes(), rules_context)
     for it in objects:
-        tables.sync(cluster, Changes(cluster.apply(Updated(it))), rules_context)
+        node.sync(Updated(it))
     allowed = FIXED | {address for it in objects for address in addresses(it)}
-    for text in live.texts:
+    for text in texts:
         assert violations(text) == []
         assert addresses_in(text) <= allowed
     for it in objects:
-        kind = Kind(type(it).__name__)
-        tables.sync(cluster, Changes(cluster.apply(Deleted(kind, it.key))), rules_context)
-    assert [violations(text) for text in live.texts] == [[]] * len(live.texts)
+        node.sync(Deleted(Kind(type(it).__name__), it.key))
+    assert [violations(text) for text in texts] == [[]] * len(texts)
 
 
 def addresses(object_: Object) -> set[str]:

@@ -6,20 +6,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
-from pykubeproxy.kernel import TABLES, Backend
 from pykubeproxy.objects import Event, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.drift import TableDrift
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.services.cluster import Cluster
 from tests.fakes.drift import scope
 from tests.fakes.iptables import FakeIptables
+from tests.fakes.synced import SyncedFamily, flags_context
 from tests.objects import service, slice_of
 from tests.strategies import events
-from tests.unit.rules.test_partial_syncs import context, empty_tables
 
 pytestmark = pytest.mark.usefixtures("small_trees")
 
@@ -109,24 +105,22 @@ def test_a_repair_equals_a_full_sync(
     before: list[Event], tamperings: list[Tampering], after: list[Event], dispatch: str, by_name: bool
 ) -> None:
     """For reported chains and for whole tables, also together with changes of the cluster."""
-    cluster, live, rules_context = Cluster(), empty_tables(Backend.NFT), context((), False, dispatch)
-    tables = FamilyTables(live, 5)
-    tables.sync(cluster, Changes({key for event in before for key in cluster.apply(event)}), rules_context)
-    original = dict(live.save().chains)
-    named = {key for tampering in tamperings for key in tamper(live, tampering)}
-    changed = dict(live.save().chains) != original
-    foreign_rules_before = foreign_rules_by_chain(live)
-    drift_found = tables.note_drift(scope((), named)) if by_name else tables.note_drift(scope(TABLES))
+    node = SyncedFamily(*before, context=flags_context(dispatch=dispatch), chains_per_block=5)
+    node.sync()
+    original = node.chains()
+    named = {key for tampering in tamperings for key in tamper(node.live, tampering)}
+    changed = node.chains() != original
+    foreign_rules_before = foreign_rules_by_chain(node.live)
+    drift_found = node.tables.note_drift(scope((), named) if by_name else scope())
     assert changed or not drift_found
-    tables.sync(cluster, Changes({key for event in after for key in cluster.apply(event)}), rules_context)
-    fresh = empty_tables(Backend.NFT)
-    FamilyTables(fresh, None).sync(cluster, Changes(), rules_context)
-    ours = {key: rules for key, rules in live.save().chains.items() if is_ours(key)}
-    assert ours == {key: rules for key, rules in fresh.save().chains.items() if is_ours(key)}
-    assert foreign_rules_by_chain(live) == foreign_rules_before
+    node.sync(*after)
+    fresh = node.fresh()
+    fresh.sync()
+    assert node.our_chains() == fresh.our_chains()
+    assert foreign_rules_by_chain(node.live) == foreign_rules_before
     for key, jumps in skeleton.JUMPS.items():
-        assert set(jumps) <= set(live.save().chains[key])
-    assert not tables.note_drift(scope(TABLES))
+        assert set(jumps) <= set(node.chains()[key])
+    assert not node.tables.note_drift(scope())
 
 
 def test_drift_is_described_in_words() -> None:
@@ -139,32 +133,30 @@ def test_drift_is_described_in_words() -> None:
 
 def test_a_check_without_drift_causes_no_write() -> None:
     """The next sync reports no repair."""
-    live = empty_tables(Backend.NFT)
-    tables, rules_context = FamilyTables(live, 5), context((), False)
-    tables.sync(Cluster(), Changes(), rules_context)
-    texts = len(live.texts)
-    assert not tables.note_drift(scope(TABLES))
-    assert tables.sync(Cluster(), Changes(), rules_context).drift.tables == ()
-    assert len(live.texts) == texts
+    node = SyncedFamily()
+    node.sync()
+    texts = len(node.live.texts)
+    assert not node.tables.note_drift(scope())
+    assert node.sync().drift == ()
+    assert len(node.live.texts) == texts
 
 
 @pytest.mark.parametrize("dispatch", ["flat", "tree"])
 def test_each_flushed_chain_is_repaired_alone(dispatch: str) -> None:
     """No other chain is written."""
-    cluster, live, rules_context = Cluster(), empty_tables(Backend.NFT), context((), False, dispatch)
+    node = SyncedFamily(context=flags_context(dispatch=dispatch))
     for number in range(1, 7):
         name = f"s{number}"
-        cluster.apply(Updated(service(name, cluster_ip=f"10.96.{number % 2 * 16}.{number}")))
+        node.apply(Updated(service(name, cluster_ip=f"10.96.{number % 2 * 16}.{number}")))
         if number < 6:
-            cluster.apply(Updated(slice_of("10.244.1.1", "10.244.1.2", service=name)))
-    tables = FamilyTables(live, 5)
-    tables.sync(cluster, Changes(), rules_context)
-    before = dict(live.save().chains)
-    for key, rules in before.items():
-        if is_ours(key) and rules:
-            live.tables[key.table][key.chain] = ()
-            assert tables.note_drift(scope((), {key})), key
-            report = tables.sync(cluster, Changes(), rules_context)
-            assert report.drift.tables == (TableDrift(key.table, rules=len(rules)),)
+            node.apply(Updated(slice_of("10.244.1.1", "10.244.1.2", service=name)))
+    node.sync()
+    before = node.chains()
+    for key, rules in node.our_chains().items():
+        if rules:
+            node.live.tables[key.table][key.chain] = ()
+            assert node.tables.note_drift(scope((), {key})), key
+            report = node.sync()
+            assert report.drift == (TableDrift(key.table, rules=len(rules)),)
             assert report.chains_written == 1, key
-            assert live.save().chains == before
+            assert node.chains() == before

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import Dispatch
 from pykubeproxy.objects import EndpointPort, Key, Port, Protocol, Updated
 from pykubeproxy.rules import dispatch
@@ -15,9 +13,8 @@ from pykubeproxy.rules.dispatch import SharedEntries, shared_chain
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.skeleton import FILTER_EXTERNAL, FILTER_SERVICES, NAT_NODEPORTS, NAT_SERVICES
 from pykubeproxy.rules.text import host, rule
-from pykubeproxy.services.cluster import Cluster
+from tests.fakes.synced import SyncedFamily
 from tests.objects import service, slice_of
-from tests.unit.rules.test_partial_syncs import context, empty_tables
 
 pytestmark = pytest.mark.usefixtures("small_trees")
 
@@ -63,13 +60,12 @@ def _all(entries: SharedEntries) -> list[str]:
 
 def test_a_change_regroups_only_its_own_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ports of others are rejected in the same chain."""
-    cluster, tables, options = Cluster(), FamilyTables(empty_tables(), 200), context((), False, "auto")
+    node = SyncedFamily()
     ports = tuple(Port(f"p{n}", Protocol.TCP, n) for n in range(1, 1500))
     target = (EndpointPort("http", Protocol.TCP, 8080),)
     wide = Updated(service("wide", cluster_ip="10.96.0.11", ports=ports))
     small = Updated(service("small")), Updated(slice_of("10.244.1.5", service="small", ports=target))
-    changed = {key for event in (wide, *small) for key in cluster.apply(event)}
-    tables.sync(cluster, Changes(changed, listed=True), options)
+    node.sync(wide, *small)
     grouped: list[str] = []
 
     def counted(rules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -78,7 +74,6 @@ def test_a_change_regroups_only_its_own_addresses(monkeypatch: pytest.MonkeyPatc
 
     by_address = dispatch._by_address
     monkeypatch.setattr(dispatch, "_by_address", counted)
-    changed = set(cluster.apply(Updated(slice_of(service="small", ports=target))))
-    report = tables.sync(cluster, Changes(changed), options)
+    report = node.sync(Updated(slice_of(service="small", ports=target)))
     assert report.rules_written["filter"] > 0
     assert 0 < len(grouped) < 20

@@ -39,12 +39,6 @@ def credential(**status: str) -> str:
     )
 
 
-def test_master_alone() -> None:
-    """--master without a kubeconfig sends no credentials."""
-    loaded = load("", "http://127.0.0.1:8080")
-    assert not loaded.authorization()
-
-
 @pytest.fixture
 def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Variables and files as in a pod; return the folder of the files."""
@@ -156,12 +150,6 @@ def test_pod_with_an_invalid_address(
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
     with pytest.raises(SourceError, match="invalid API server address"):
         load("", "")
-
-
-def test_plugin(tmp_path: Path) -> None:
-    """A program may give the token."""
-    loaded = load(kubeconfig(tmp_path, **plugin(tmp_path, credential(token="secret"))), "")
-    assert loaded.authorization() == "Bearer secret"
 
 
 def test_a_plugin_runs_again_only_when_its_token_expires(tmp_path: Path) -> None:
