@@ -1,6 +1,6 @@
 """Where objects and settings come from: an agent, a bundle, manifests or an API server."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -213,16 +213,32 @@ def server_objects(
 
     The node is the one that the configuration names, else this one. Raises ReadError.
     """
+    from pykubeproxy.sources import SourceError, api_watches
+    from pykubeproxy.sources.queries import service_objects
 
-    def list_objects(client: "Client", name: str) -> Iterable[Listed]:
-        from pykubeproxy.sources import api_watches
-        from pykubeproxy.sources.queries import service_objects
-
-        if query:
-            return service_objects(client, query.name, query.namespace, (name, *nodes))
-        return (listed for watch in api_watches(client, name) for listed in watch.once())
-
-    return _listed(config, titled("API server", settings), list_objects)
+    name = config.hostname_override or host_name()
+    cluster = Cluster()
+    try:
+        client = open_client(config)
+        listed = (
+            service_objects(client, query.name, query.namespace, (name, *nodes))
+            if query
+            else (one for watch in api_watches(client, name) for one in watch.once())
+        )
+        for one in listed:
+            cluster.apply(one)
+    except SourceError as error:
+        raise ReadError(f"{error}; use -f to read objects from files") from None
+    node = cluster.node(name)
+    missing = f"the API server has no Node {name}; use --hostname-override to select another one."
+    return KnownObjects(
+        titled("API server", settings),
+        cluster,
+        node or Node(name),
+        config,
+        client.server_addresses(),
+        remarks=() if node else (missing,),
+    )
 
 
 def open_client(config: Config) -> "Client":
@@ -231,28 +247,6 @@ def open_client(config: Config) -> "Client":
 
     connection = config.client
     return Client(connection.kubeconfig, connection.master, connection.qps, connection.burst)
-
-
-def _listed(
-    config: Config, title: str, list_objects: Callable[["Client", str], Iterable[Listed]]
-) -> KnownObjects:
-    from pykubeproxy.sources import SourceError
-
-    name = config.hostname_override or host_name()
-    cluster = Cluster()
-    try:
-        client = open_client(config)
-        for one in list_objects(client, name):
-            cluster.apply(one)
-    except SourceError as error:
-        raise ReadError(f"{error}; use -f to read objects from files") from None
-    node = cluster.node(name)
-    remarks = (
-        ()
-        if node
-        else (f"the API server has no Node {name}; use --hostname-override to select another one.",)
-    )
-    return KnownObjects(title, cluster, node or Node(name), config, client.server_addresses(), {}, remarks)
 
 
 class BundledAgent(NamedTuple):
