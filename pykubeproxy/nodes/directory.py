@@ -12,12 +12,13 @@ from pykubeproxy.inspect.connection import Directory
 from pykubeproxy.inspect.dump.model import services_of
 from pykubeproxy.inspect.node import NodeSource, NodeState, Question, ReadError
 from pykubeproxy.inspect.targets import ServiceFilter, Target, TargetKind
-from pykubeproxy.nodes.agent import AgentState, NoAgent, agent_state
+from pykubeproxy.nodes.agent import NoAgent, agent_state
 from pykubeproxy.nodes.cluster import GRANTS
 from pykubeproxy.nodes.live import host_name
 from pykubeproxy.nodes.objects import NoObjects, bundled_agent, open_client
 from pykubeproxy.objects import EndpointSlice, Key, Kind, Listed, Node, Service
 from pykubeproxy.objects.pods import Pod
+from pykubeproxy.pages.servicez import NodeObjects
 
 # Importing pykubeproxy.sources takes long, so only the functions that need it do.
 if TYPE_CHECKING:
@@ -64,9 +65,8 @@ def node_directory(
         return _configured_directory(config, targets, config.hostname_override or known)
     with suppress(NoAgent, NoObjects):
         if bundle:
-            found = bundled_agent(bundle)
-            agent = AgentState(found.objects, found.config or config, bundle.name)
-            return _directory_of(agent, f"in {bundle.name}")
+            objects, of_agent = bundled_agent(bundle)
+            return _directory_of(objects, of_agent or config, f"in {bundle.name}")
         if live:
             return _agent_directory(targets)
     return _rules_directory(source, targets)
@@ -147,11 +147,10 @@ def _agent_directory(targets: Sequence[Target]) -> Directory:
         found = agent_state(None, **({"service": str(services[0])} if services else {}))
         if services and not found.objects.services:
             found = agent_state(None)  # for similar names
-    return _directory_of(found, "in the agent on this node")
+    return _directory_of(found.objects, found.config, "in the agent on this node")
 
 
-def _directory_of(agent: AgentState, place: str) -> Directory:
-    objects = agent.objects
+def _directory_of(objects: NodeObjects, config: Config, place: str) -> Directory:
     return Directory(
         place,
         advice={
@@ -162,7 +161,7 @@ def _directory_of(agent: AgentState, place: str) -> Directory:
         services=objects.services,
         slices=objects.slices,
         nodes=(objects.node,),
-        pod_networks=_pod_networks(agent.config),
+        pod_networks=_pod_networks(config),
         here=objects.node.name,
     )
 
