@@ -46,7 +46,7 @@ from tests.fakes.http_client import exchange
 from tests.grammar import violations
 from tests.invalid_objects import WHOLE
 from tests.strategies import NODE
-from tests.traces import trace_packet, trace_text
+from tests.traces import report_of, trace_text
 
 CONFIG = config.load(None, {}).config
 
@@ -141,9 +141,9 @@ def saved(raw: bytes) -> None:
     AppliedState().adopt(live)
     with contextlib.suppress(RecursionError):
         report_text(service_blocks(views(live, {})))
-        trace = trace_packet(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), NodeNetwork(frozenset()))
-        trace_text(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), NodeNetwork())
-        ElementTree.fromstring(svg(trace))
+        trace = report_of(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), NodeNetwork())
+        report_text(trace.blocks(wide=False))
+        ElementTree.fromstring(svg(trace, wide=True))
 
 
 def saves(raw: bytes) -> None:
