@@ -26,6 +26,7 @@ from pykubeproxy.report.document import Report
 from pykubeproxy.services.ports import FrontendKind
 from tests.docs import json_reference
 from tests.docs.pages import DOCS
+from tests.docs.states import states_of_tables
 from tests.fakes.three_nodes import ThreeNodes
 
 _MARK = "<!-- Generated from the code by `make docs`. Do not edit: changes are overwritten. -->"
@@ -311,6 +312,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/json.md": json_forms,
     "reference/bundle.md": bundle,
     "assets/trace.svg": traced_path,
+    "assets/work.svg": states_of_tables,
     **{
         f"reference/schemas/{json_reference.kind_of(report)}.json": functools.partial(_schema, report)
         for report in json_reference.REPORTS
