@@ -233,21 +233,16 @@ class _ChainWalk:
 
     def _rule(self, key: ChainKey, rule: CompiledRule, flows: Flows, returned: Flows) -> Flows:
         """Apply a rule to packets; return those that continue with the next rule."""
-        splits = [(packet, rule.split(packet, self._walker.network)) for packet in flows]
-        if not any(split.matched for _, split in splits):
-            for packet, split in splits if self._walker.record else ():
-                if reason := rule.reason(packet, self._walker.network, split):
-                    self._step(key, rule, False, reason)
-            return flows
         onward: Flows = {}
-        for packet, split in splits:
-            for missed, share in split.missed:
-                add(onward, missed, flows[packet].part(share))
+        for packet, passage in flows.items():
+            split = rule.split(packet, self._walker.network)
             reason = rule.reason(packet, self._walker.network, split) if self._walker.record else ""
-            if not split.matched and reason:
+            if reason and not split.matched:
                 self._step(key, rule, False, reason)
+            for missed, share in split.missed:
+                add(onward, missed, passage.part(share))
             for matched, share in split.matched:
-                self._take(key, rule, matched, flows[packet].part(share), reason, onward, returned)
+                self._take(key, rule, matched, passage.part(share), reason, onward, returned)
         return onward
 
     def _take(
