@@ -33,7 +33,7 @@ _SYNCS, _REPAIRS = 50, 10
 class Observers:
     """Fan out loop events to health, metrics, health check ports and the event recorder.
 
-    Call from the loop thread only; any thread may call `pending` and read `health`, `metrics` and `history`.
+    Call from the loop thread only; any thread may read `health`, `metrics` and `history`.
     No port opens before `serve`; see Health for `needs_node` and `waiting_since`.
     """
 
@@ -195,10 +195,6 @@ class Observers:
         if self._checks:
             hosts = listening_hosts(self._config, node, self._addresses)
             self._checks.apply(self._desired_checks.checks(), hosts)
-
-    def pending(self) -> tuple[int, int]:
-        """Return how many changed Services, and how many Services with changed endpoints, wait for a sync."""
-        return self.metrics.pending()
 
     def retry_listeners(self) -> None:
         """Retry health check ports that could not be opened; call every syncPeriod."""
