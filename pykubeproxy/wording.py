@@ -125,6 +125,12 @@ def styled(text: str, color: str = "", *, bold: bool = False, dim: bool = False)
     return f"{''.join(chr(_FIRST + _CODES[name]) for name in names)}{text}{_RESET}"
 
 
+def parted(line: str) -> tuple[str, str]:
+    """Return a line without the styles of `styled`, and the names of these styles with spaces between them."""
+    names = [name for name, code in _CODES.items() if chr(_FIRST + code) in line]
+    return _STYLE.sub("", line), " ".join(names)
+
+
 def text_of(*paragraphs: Iterable[str]) -> SafeText:
     """Join lines, with an empty line between paragraphs; escape all but the styles of `styled`."""
     texts = ("".join(f"{_safe_line(line)}\n" for line in lines) for lines in paragraphs)

@@ -8,7 +8,6 @@ import pytest
 
 from pykubeproxy import kernel
 from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute, Packet
-from pykubeproxy.inspect.packets.walk import NodeTrace
 from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.kernel import Backend, Runner, open_iptables
 from pykubeproxy.kernel.network import routes
@@ -17,7 +16,7 @@ from pykubeproxy.lab.network import CLIENT_CROWD, Namespace, namespace_prefix
 from pykubeproxy.lab.prober import Prober, ProbeResult, ProbeTarget
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.rules.ruleset import Ruleset
-from tests.traces import trace_packet
+from tests.traces import PacketTrace, trace_packet
 
 # Scenarios wait with single connections; the rules are about to change then.
 _FEW = 3
@@ -79,13 +78,13 @@ class TraceCheck:
 
     def _trace(
         self, ruleset: Ruleset, node: str, protocol: str, source: str, target: ProbeTarget, starts_here: bool
-    ) -> NodeTrace:
+    ) -> PacketTrace:
         entered: AbstractContextManager[object] = self._inside(node).entered()
         with entered:
             host = _host(family_of(target.address))
         return trace_packet(ruleset, Packet(protocol, source, target.address, target.port, starts_here), host)
 
-    def _agree(self, trace: NodeTrace, seen: ProbeResult, description: str) -> None:
+    def _agree(self, trace: PacketTrace, seen: ProbeResult, description: str) -> None:
         self.compared[trace.verdict.value] = self.compared.get(trace.verdict.value, 0) + seen.total
         pods = self._pods()
         traced = {pods.get(it.address, it.address): it for it in trace.endpoints}
@@ -118,7 +117,7 @@ class TraceCheck:
         return {address: pod.name for pod in pods for address in pod.addresses}
 
 
-def _has_affinity(trace: NodeTrace) -> bool:
+def _has_affinity(trace: PacketTrace) -> bool:
     """Return whether a client stays with its endpoint."""
     return any("--rcheck" in step.rule for step in trace.steps)
 

@@ -1,7 +1,6 @@
 """Shell completion of commands, options and names: `pykubeproxy completion`, and kubectl_complete-pykubeproxy.
 
-Names come from the files of -f, --rules and --bundle, from the agent, from live rules, or from an API server, without
-the libraries that read files in full.
+Names come from the files of -f, --rules and --bundle, from the agent, from live rules, or from an API server.
 """
 
 import gzip
@@ -10,20 +9,15 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import click
-import msgspec
 from click.shell_completion import BashComplete, CompletionItem, ShellComplete, get_completion_class
 
 from pykubeproxy.cli.help import command
 from pykubeproxy.inspect.targets import KIND_PREFIXES, TargetKind
-from pykubeproxy.objects import Key, Kind, Service
+from pykubeproxy.objects import EndpointSlice, Key, Kind, Node, Service
 from pykubeproxy.services.ports import PortName
-
-if TYPE_CHECKING:
-    from pykubeproxy.bundle.read import Bundle
-    from pykubeproxy.pages.servicez import NodeObjects
 
 _ROOTS = (("nat", "KUBE-SERVICES"), ("filter", "KUBE-SERVICES"), ("filter", "KUBE-EXTERNAL-SERVICES"))
 # Shells may run what they complete: accept only DNS labels, for pods and nodes with dots.
@@ -31,8 +25,8 @@ _LABEL = re.compile(r"[a-z0-9][-a-z0-9]*")
 _SUBDOMAIN = re.compile(r"[a-z0-9][-.a-z0-9]*")
 # A completion must not take seconds: larger files give no names.
 _MOST_JSON, _MOST_YAML, _MOST_RULES = 64 << 20, 1 << 20, 64 << 20
-_MOST_BUNDLE = 8 << 20  # compressed
 _SUFFIXES = (".yaml", ".yml", ".json")
+_MOST_BUNDLE = 8 << 20  # compressed
 _GZIP = b"\x1f\x8b"
 # A service port in the comment of a saved rule: "default/web:http cluster IP" or "default/web:http -> 10.0.0.1:80".
 _SAVED_TITLE = re.compile(rb'--comment "?([a-z0-9][-a-z0-9]*)/([a-z0-9][-a-z0-9]*)(?::([-a-z0-9]+))?[ "]')
@@ -266,44 +260,49 @@ def _from_cluster(ctx: click.Context, kinds: Collection[TargetKind | None]) -> K
     services = [
         service for service in list_kind(client, Kind.SERVICE).objects if isinstance(service, Service)
     ]
-    return KnownNames(ports=_port_names(services))
+    return _names_of(services)
 
 
 def _from_agent(with_pods: bool) -> KnownNames:
     from pykubeproxy.nodes.agent import DEFAULT_URL, fetch
-    from pykubeproxy.pages.servicez import decode
 
-    return _names_of(
-        decode(fetch(DEFAULT_URL, "/servicez", **({"slices": "all"} if with_pods else {}))).objects
-    )
+    return _names_in_page(fetch(DEFAULT_URL, "/servicez", **({"slices": "all"} if with_pods else {})))
 
 
 def _from_bundle(path: str) -> KnownNames:
     """Return the names of the objects in a bundle; without objects that this version can read, those in its rules."""
     from pykubeproxy.bundle.layout import OBJECTS, TABLES
-    from pykubeproxy.pages.servicez import decode
+    from pykubeproxy.bundle.read import read_bundle
 
-    bundle = _small_bundle(path)
+    if not Path(path).is_file() or Path(path).stat().st_size > _MOST_BUNDLE:
+        raise ValueError(f"{path} is no small file")
+    with Path(path).open("rb") as file:
+        bundle = read_bundle(file, path)
     with suppress(KeyError, ValueError):
-        return _names_of(decode(bundle.files[OBJECTS]).objects)
+        return _names_in_page(bundle.files[OBJECTS])
     return _names_in_texts(bundle.files[table] for table in TABLES if table in bundle.files)
 
 
-def _names_of(objects: "NodeObjects") -> KnownNames:
-    endpoints = [(slice_.namespace, endpoint) for slice_ in objects.slices for endpoint in slice_.endpoints]
+def _names_in_page(page: bytes) -> KnownNames:
+    from pykubeproxy.pages.servicez import decode
+
+    objects = decode(page).objects
+    return _names_of(objects.services, objects.slices, [objects.node.name])
+
+
+def _names_of(
+    services: Iterable[Service], slices: Iterable[EndpointSlice] = (), nodes: Sequence[str] = ()
+) -> KnownNames:
+    endpoints = [(slice_.namespace, endpoint) for slice_ in slices for endpoint in slice_.endpoints]
     return KnownNames(
-        ports=_port_names(objects.services),
+        ports=[
+            PortName(*service.key, name, "")
+            for service in services
+            for name in [port.name for port in service.ports] or [""]
+        ],
         pods=[Key(namespace, endpoint.pod) for namespace, endpoint in endpoints if endpoint.pod],
-        nodes=[objects.node.name],
+        nodes=nodes,
     )
-
-
-def _port_names(services: Iterable[Service]) -> list[PortName]:
-    return [
-        PortName(service.namespace, service.name, port.name, port.protocol.value)
-        for service in services
-        for port in service.ports
-    ]
 
 
 def _from_rules() -> KnownNames:
@@ -328,68 +327,29 @@ def _live_ports() -> Iterator[PortName]:
                 yield parse_title(title, "TCP")
 
 
-class _Metadata(msgspec.Struct, gc=False):
-    name: str = ""
-    namespace: str = "default"
-
-
-class _Object(msgspec.Struct, gc=False):
-    kind: str = ""
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
-    spec: msgspec.Raw = msgspec.Raw(b"{}")
-    endpoints: msgspec.Raw = msgspec.Raw(b"[]")
-    items: list[msgspec.Raw] = []
-
-
-class _ManifestPort(msgspec.Struct, gc=False):
-    name: str | None = None
-
-
-class _ServiceSpec(msgspec.Struct, gc=False):
-    ports: list[_ManifestPort] | None = None
-
-
-class _TargetRef(msgspec.Struct, gc=False):
-    name: str | None = None
-
-
-class _ManifestEndpoint(msgspec.Struct, gc=False):
-    targetRef: _TargetRef | None = None  # noqa: N815
-    nodeName: str | None = None  # noqa: N815
-
-
 def _names_in_objects(path: str) -> KnownNames:
-    """Return the names in a file or a folder with objects. Raises OSError, ValueError and YAMLError."""
+    """Return the names in a file or a folder with objects. Raises ValueError, OSError and SourceError."""
+    from pykubeproxy.sources.manifests import load_manifests
+
     root = Path(path)
-    files = (
-        [entry for entry in sorted(root.iterdir()) if entry.suffix in _SUFFIXES] if root.is_dir() else [root]
-    )
-    objects = [object_ for file in files for raw in _documents(file) for object_ in _objects(raw)]
-    endpoints = [(object_.metadata.namespace, one) for object_ in objects for one in _endpoints(object_)]
-    return KnownNames(
-        ports=[
-            PortName(object_.metadata.namespace, object_.metadata.name, port.name or "", "TCP")
-            for object_ in objects
-            if object_.kind == "Service"
-            for port in msgspec.json.decode(object_.spec, type=_ServiceSpec).ports or [_ManifestPort()]
-        ],
-        pods=[
-            *(
-                Key(object_.metadata.namespace, object_.metadata.name)
-                for object_ in objects
-                if object_.kind == "Pod"
-            ),
-            *(
-                Key(namespace, endpoint.targetRef.name or "")
-                for namespace, endpoint in endpoints
-                if endpoint.targetRef
-            ),
-        ],
-        nodes=[
-            *(object_.metadata.name for object_ in objects if object_.kind == "Node"),
-            *(endpoint.nodeName for _, endpoint in endpoints if endpoint.nodeName),
-        ],
-    )
+    files = [file for file in root.iterdir() if file.suffix in _SUFFIXES] if root.is_dir() else [root]
+    if not all(map(_is_quick, files)):
+        raise ValueError(f"{path} takes too long to read")
+    found = load_manifests(path)
+    services = [object_ for object_ in found.objects if isinstance(object_, Service)]
+    slices = [object_ for object_ in found.objects if isinstance(object_, EndpointSlice)]
+    nodes = [object_.name for object_ in found.objects if isinstance(object_, Node)]
+    names = _names_of(services, slices, nodes)
+    return names._replace(pods=[*names.pods, *(pod.key for pod in found.pods)])
+
+
+def _is_quick(path: Path) -> bool:
+    """Return whether a regular file takes less than seconds to decode."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        most = _MOST_JSON if file.read(1) in (b"{", b"[") else _MOST_YAML
+    return path.stat().st_size <= most
 
 
 def _names_in_rules(paths: Sequence[str]) -> KnownNames:
@@ -404,16 +364,6 @@ def _names_in_texts(texts: Iterable[bytes]) -> KnownNames:
     return KnownNames([PortName(namespace, name, port, "TCP") for namespace, name, port in ports])
 
 
-def _small_bundle(path: str) -> "Bundle":
-    """Read a bundle. Raises OSError, ValueError, which includes a bundle that takes seconds."""
-    from pykubeproxy.bundle.read import read_bundle
-
-    if not Path(path).is_file() or Path(path).stat().st_size > _MOST_BUNDLE:
-        raise ValueError(f"{path} is no small file")
-    with Path(path).open("rb") as file:
-        return read_bundle(file, path)
-
-
 def _rules(path: Path) -> bytes:
     if path.stat().st_size > _MOST_RULES:
         return b""
@@ -422,35 +372,3 @@ def _rules(path: Path) -> bytes:
         with gzip.open(path) as unpacked:
             return unpacked.read(_MOST_RULES)
     return raw
-
-
-def _documents(path: Path) -> Iterator[bytes]:
-    """Yield each document of a regular file as JSON."""
-    size = path.stat().st_size if path.is_file() else _MOST_JSON + 1
-    if size > _MOST_JSON:
-        return
-    text = path.read_bytes()
-    if text.lstrip()[:1] == b"{":
-        yield text
-    elif size <= _MOST_YAML:
-        from pykubeproxy.config import yaml
-
-        for document in yaml.documents(text):
-            yield msgspec.json.encode(document.content)
-
-
-def _objects(raw: bytes | msgspec.Raw, kind: str = "") -> Iterator[_Object]:
-    """Yield an object, or the items of a List; skip what is neither."""
-    try:
-        found = msgspec.json.decode(raw, type=_Object)
-    except ValueError:
-        return
-    for item in found.items:
-        yield from _objects(item, found.kind.removesuffix("List"))
-    yield found if found.kind or not kind else msgspec.structs.replace(found, kind=kind)
-
-
-def _endpoints(object_: _Object) -> Sequence[_ManifestEndpoint]:
-    if object_.kind != "EndpointSlice":
-        return ()
-    return msgspec.json.decode(object_.endpoints, type=list[_ManifestEndpoint] | None) or ()

@@ -411,18 +411,11 @@ def _exit_code(results: Sequence[NodeResult], *, complete: bool) -> int:
 
 def _show_rules(access: "NodeAccess", node: Node) -> int:
     """Print how the texts of a node's rules differ from those that pykubeproxy would write. Return the exit code."""
-    from pykubeproxy.inspect.diff.comparison import NodeComparison
-
-    comparison = NodeComparison(list_objects(access.client))
+    known = KnownObjects("objects of the API server", list_objects(access.client), node)
     (state,) = cluster_source(access, [node]).nodes(Question())
     if isinstance(state, UnknownNode):
         raise click.ClickException(f"node {node.name}: {state.reason}")
     echo_notes({node.name: state.remarks})
-    desired = {
-        family: comparison.desired(node, node_rules.ruleset, state.origin.proxy)
-        for family, node_rules in state.rules.items()
-    }
-    changes = rule_changes(state, desired)
-    before = f"{state.origin.title} ({state.origin.proxy})"
-    echo_styled(unified(changes, before, "objects of the API server"))
+    changes = rule_changes(state, desired_rules(known, state))
+    echo_styled(unified(changes, f"{state.origin.title} ({state.origin.proxy})", known.title))
     return DIFFERENT if any(change.chains for change in changes) else 0

@@ -35,7 +35,7 @@ from pykubeproxy.cli.sources import (
 from pykubeproxy.cli.terminal import click_errors, echo_line, echo_notes
 from pykubeproxy.config import Config, load
 from pykubeproxy.inspect.explain.model import RulesAgreement, agreement, explain_nodes
-from pykubeproxy.inspect.explain.report import ExplainedNode, explain_report
+from pykubeproxy.inspect.explain.report import explain_report
 from pykubeproxy.inspect.node import NodeState, Question
 from pykubeproxy.inspect.targets import InvalidTarget, ServiceFilter, parse_service
 from pykubeproxy.nodes.objects import KnownObjects, agent_objects, bundle_objects, cluster_with, context_of
@@ -117,8 +117,7 @@ def explain(
             },
             families,
         )
-    titles = [ExplainedNode(node.name, node.zone or None) for node in nodes]
-    emit(explain_report(found, titles, quarantined={} if there else known.quarantined), output)
+    emit(explain_report(found, nodes, quarantined={} if there else known.quarantined), output)
 
 
 def _objects(
@@ -229,8 +228,7 @@ def explain_on_nodes(
             rules.append(agreement(read.name, found, rulesets))
         else:
             rules.append(RulesAgreement(read.name, None, unread=read.reason))
-    titles = [ExplainedNode(node.name, node.zone or None) for node in nodes]
-    emit(explain_report(found, titles, rules, settings_known=False), output)
+    emit(explain_report(found, nodes, rules, settings_known=False), output)
 
 
 def _other(cluster: Cluster, here: Node, node_name: str, zone: str | None) -> Node | None:

@@ -1,6 +1,6 @@
 """`trace`: show where a connection goes, and why, through the rules of one or several nodes."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
@@ -30,7 +30,6 @@ from pykubeproxy.cli.terminal import click_errors, echo_notes
 from pykubeproxy.config import Config, load
 from pykubeproxy.inspect.connection import Directory, LocationKind, ResolvedConnection, Unresolved, resolve
 from pykubeproxy.inspect.node import NodeSource, NodeState, Question, UnknownNode
-from pykubeproxy.inspect.packets.walk import Step
 from pykubeproxy.inspect.targets import (
     InvalidTarget,
     ServiceFilter,
@@ -39,17 +38,10 @@ from pykubeproxy.inspect.targets import (
     parse_destination,
     parse_source,
 )
-from pykubeproxy.inspect.trace.conclusion import TraceVerdict, verdict
-from pykubeproxy.inspect.trace.journey import (
-    Locations,
-    NowhereToStart,
-    ReadNodes,
-    Receivers,
-    TraceAnswer,
-    receivers,
-)
-from pykubeproxy.inspect.trace.question import locations_of, misplaced, trace_in_cluster, trace_on_node
-from pykubeproxy.inspect.trace.report import report
+from pykubeproxy.inspect.trace.conclusion import TraceVerdict
+from pykubeproxy.inspect.trace.journey import ReadNodes, TracedWay, receivers
+from pykubeproxy.inspect.trace.question import NowhereToStart, misplaced, trace_in_cluster, trace_on_node
+from pykubeproxy.inspect.trace.report import TraceReport
 from pykubeproxy.objects import Family, Node, Protocol, family_of
 
 # Most traces read live rules, so only the functions that need others import the modules for them.
@@ -168,7 +160,8 @@ def trace(
     state = msgspec.structs.replace(state, node=Node(directory.here), config=config)
     found = trace_on_node(state, connection, directory, origin=origin_kind, interface=in_interface)
     echo_notes({"": (*state.remarks, *connection.notes, *misplaced(connection, directory))})
-    if files and not addresses and any("-type LOCAL" in step.rule for step in _steps(found)):
+    steps = (step for way in found.ways for visit in way.visits for step in visit.steps)
+    if files and not addresses and any("-type LOCAL" in step.rule for step in steps):
         echo_notes({"": [_NO_ADDRESSES]})
     _emit(found, output, with_steps)
 
@@ -220,24 +213,13 @@ def _client_kind(source: Target, origin: _Origin | None) -> LocationKind | None:
     return LocationKind(origin) if origin else None
 
 
-def _emit(answer: TraceAnswer, output: str, with_steps: bool) -> None:
-    """Print where a connection goes; a picture shows the first node whose rules are known."""
+def _emit(report: TraceReport, output: str, with_steps: bool) -> None:
     if output == "svg":
         from pykubeproxy.inspect.trace.svg import svg
 
-        traces = [visit.trace for journey in answer.journeys for visit in journey.visits if visit.trace]
-        if not traces:
-            raise click.UsageError("-o svg needs a node whose rules are known; use -o text")
-        click.echo(svg(traces[0]), nl=False)
+        click.echo(svg(report, wide=with_steps), nl=False)
     else:
-        emit(report(answer), "wide" if with_steps and output == "text" else output)
-
-
-def _steps(answer: TraceAnswer) -> Iterator[Step]:
-    """Yield the rules that the packet meets."""
-    for journey in answer.journeys:
-        for visit in journey.visits:
-            yield from visit.trace.steps if visit.trace else ()
+        emit(report, "wide" if with_steps and output == "text" else output)
 
 
 @command(
@@ -262,7 +244,7 @@ def _steps(answer: TraceAnswer) -> Iterator[Step]:
     group=QUESTION,
 )
 @option("--steps", "with_steps", is_flag=True, help="Show each rule that the packet meets.", group=OUTPUT)
-@report_option("svg", about="svg is a picture of the first node")
+@report_option("svg", about="svg is a picture for a browser")
 @namespace_option
 @cluster_options
 @click_errors(InvalidTarget, Unresolved, NowhereToStart)
@@ -305,7 +287,6 @@ def trace_over_nodes(
         directory,
         family=family,
         protocol=protocol,
-        client=_kind_in_cluster(start, locations_of(directory)),
         entry=via or _any_node(directory, start, family),
     )
     echo_notes({"": (*remarks, *ends.notes)})
@@ -313,7 +294,7 @@ def trace_over_nodes(
         read = _reader(access, directory)
         found = trace_in_cluster(ends, directory, _entrances(ends, directory), read, via=via)
     _emit(found, output, with_steps)
-    if verdict(found) is TraceVerdict.UNKNOWN:
+    if found.verdict is TraceVerdict.UNKNOWN:
         raise SystemExit(NOT_ANSWERED)
 
 
@@ -333,11 +314,6 @@ def _reader(access: "NodeAccess", directory: Directory) -> ReadNodes:
     return read
 
 
-def _kind_in_cluster(start: Target, locations: Locations) -> LocationKind | None:
-    """Return where an address is; an unknown one is outside. Names tell by themselves."""
-    return locations.find(start.name).kind if start.kind is TargetKind.ADDRESS else None
-
-
 def _any_node(directory: Directory, start: Target, family: Family | None) -> str:
     """Return a node that stands for all that receive connections to a node port; "" if there is none."""
     wanted = family_of(start.name) if start.kind is TargetKind.ADDRESS else family
@@ -347,9 +323,9 @@ def _any_node(directory: Directory, start: Target, family: Family | None) -> str
     return ""
 
 
-def _entrances(ends: ResolvedConnection, directory: Directory) -> Sequence[Receivers]:
+def _entrances(ends: ResolvedConnection, directory: Directory) -> Sequence[TracedWay]:
     """Return the nodes that may receive a connection from outside to a Service."""
-    if not (ends.service and ends.frontend and directory.nodes):
+    if not (ends.name and ends.destination.kind and directory.nodes):
         return ()
     from pykubeproxy.inspect.explain.model import explain_nodes
     from pykubeproxy.nodes.objects import cluster_with, context_of
@@ -357,8 +333,8 @@ def _entrances(ends: ResolvedConnection, directory: Directory) -> Sequence[Recei
     config = load(None, {}).config
     explained = explain_nodes(
         cluster_with(directory.services, directory.slices, directory.nodes),
-        ServiceFilter(ends.service.namespace, ends.service.service),
+        ServiceFilter(ends.name.namespace, ends.name.service),
         directory.nodes,
         lambda node: {family: context_of(config, node, family) for family in Family},
     )
-    return receivers(explained, ends.service, ends.family, ends.frontend.kind)
+    return receivers(explained, ends.name, ends.family, ends.destination.kind)

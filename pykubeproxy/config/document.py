@@ -1,6 +1,7 @@
 """The configuration file: parse it, with warnings, and write a Config as a file, /configz and /flagz."""
 
 import codecs
+import contextlib
 import difflib
 import functools
 import json
@@ -78,11 +79,19 @@ def _decode(text: bytes) -> str:
 
 def _json(text: str) -> tuple[object, list[str]]:
     try:
-        content, duplicates = _json_document(text)
+        content = json.loads(text, parse_constant=_no_number)
+    except json.JSONDecodeError as error:
+        problem = f"{error.msg}, line {error.lineno}"
+    except RecursionError:
+        problem = "it is nested too deeply"
     except ValueError as error:
-        problem = f'the configuration file starts with "{{" but is not valid JSON: {_one_line(str(error))}'
-        raise ConfigError("", problem) from None
-    return content, _duplicate_warnings(duplicates)
+        problem = str(error)
+    else:
+        duplicates: Iterable[tuple[str, ...]] = ()
+        with contextlib.suppress(yaml.YAMLError):  # for JSON of numbers or text that YAML has not
+            duplicates = next(yaml.documents(text)).duplicates
+        return content, _duplicate_warnings(duplicates)
+    raise ConfigError("", f'the configuration file starts with "{{" but is not valid JSON: {problem}')
 
 
 def _yaml(text: str) -> tuple[object, list[str]]:
@@ -248,36 +257,5 @@ def _flag_value(setting: Setting, flags: Mapping[str, object]) -> str:
         return given
 
 
-class _JsonObject(dict[str, object]):
-    """A JSON object. `repeated` are its duplicate keys, of which the last counts."""
-
-    repeated: tuple[str, ...]
-
-
-def _json_document(text: str) -> tuple[object, tuple[tuple[str, ...], ...]]:
-    """Return the value in a text, and the path of each duplicate key. Raises ValueError for text that is not JSON."""
-    try:
-        content = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
-        return content, tuple(_repeated(content, ()))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg}, line {error.lineno}") from None
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _object(pairs: list[tuple[str, object]]) -> _JsonObject:
-    content = _JsonObject(pairs)
-    keys = [key for key, _ in pairs]
-    content.repeated = tuple(key for at, key in enumerate(keys) if key in keys[:at])
-    return content
-
-
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a number")
-
-
-def _repeated(content: object, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    if isinstance(content, _JsonObject):
-        yield from ((*path, key) for key in content.repeated)
-        for key, value in content.items():
-            yield from _repeated(value, (*path, key))

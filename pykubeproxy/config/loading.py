@@ -102,7 +102,6 @@ def load(content: str | bytes | Mapping[str, object] | None, flags: Mapping[str,
 
 
 def _from_document(content: str | bytes | Mapping[str, object] | None) -> tuple[dict[str, object], list[str]]:
-    """Return the fields of the file by path, and warnings."""
     if content is None:
         return {}, []
     parsed, warnings = (content, []) if isinstance(content, Mapping) else document.parse(content)
@@ -134,7 +133,6 @@ def _given(
 
 
 def _flag_warnings(setting: Setting, beside_file: bool) -> list[str]:
-    """Return the warnings about a given flag."""
     if beside_file and not setting.beside_config:
         where = f"; set {setting.field} in the file instead" if setting.field else ""
         return [f"The flag --{setting.flag} is ignored beside a configuration file{where}."]
@@ -212,6 +210,5 @@ def _check_periods(config: Config, names: _Names) -> None:
 
 
 def _invalid(attribute: str, shown: str, allowed: str, names: _Names) -> ConfigError:
-    """Return an error that names the field or flag that set an attribute."""
     field = next(setting.field for setting in SETTINGS if setting.attribute == attribute)
     return ConfigError(names.get(attribute, field), f"{shown} is not valid: {allowed}")

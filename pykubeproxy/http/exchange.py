@@ -49,8 +49,6 @@ def _peer_address(connection: socket.socket) -> IPv4Address | IPv6Address | None
 
 
 class _HttpError(Exception):
-    """An error that the server itself answers, with `response`."""
-
     def __init__(self, status: int, reason: str = "") -> None:
         super().__init__(reason)
         body = ": ".join(filter(None, (f"{status} {HTTPStatus(status).phrase.lower()}", reason)))

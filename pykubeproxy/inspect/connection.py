@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ from pykubeproxy.objects import (
     Port,
     Protocol,
     Service,
+    address_and_port,
     family_of,
 )
 from pykubeproxy.objects.pods import Pod
@@ -40,6 +41,7 @@ class Directory(msgspec.Struct, frozen=True, dict=True):
     - `listed_pods`: Pods of the API; those that serve a Service are also known from `slices`
     - `pod_networks`: the CIDRs of all pods, as far as the configuration tells
     - `here`: the name of the node whose rules are inspected, "" if unknown
+    - `complete`: `nodes` and `slices` are those of a whole cluster
     """
 
     place: str
@@ -50,6 +52,7 @@ class Directory(msgspec.Struct, frozen=True, dict=True):
     listed_pods: tuple[Pod, ...] = ()
     pod_networks: tuple[str, ...] = ()
     here: str = ""
+    complete: bool = False
 
     def service(self, key: Key) -> Service | None:
         """Return a Service by name."""
@@ -69,30 +72,40 @@ class Directory(msgspec.Struct, frozen=True, dict=True):
         return {**_pods_of(self.slices), **{pod.key: pod for pod in self.listed_pods}}
 
     @cached_property
-    def _pods_by_address(self) -> dict[str, Pod]:
-        return {
-            address: pod
-            for pod in self.pods.values()
-            if not pod.finished and not pod.host_network
-            for address in pod.addresses
-        }
+    def _locations(self) -> dict[str, "Location"]:
+        """What has an address of its own; Nodes last, as pods on the host network have the Node's addresses."""
+        found: dict[str, Location] = {}
+        for slice_ in self.slices:
+            for endpoint in slice_.endpoints:
+                if endpoint.node_name or endpoint.pod:
+                    pod = f"{slice_.namespace}/{endpoint.pod}" if endpoint.pod else None
+                    found[endpoint.address] = Location(
+                        LocationKind.POD, endpoint.address, endpoint.node_name or None, pod
+                    )
+        for one in self.listed_pods:
+            for address in () if one.finished or one.host_network else one.addresses:
+                found[address] = Location(LocationKind.POD, address, one.node or None, str(one.key))
+        for node in self.nodes:
+            for address in node.addresses:
+                on_host = found[address].pod if address in found else None
+                found[address] = Location(LocationKind.NODE, address, node.name, on_host)
+        return found
 
-    def pod_at(self, address: str) -> Pod | None:
-        """Return the Pod that has an address for itself."""
-        pod = self._pods_by_address.get(address)
-        return pod if pod and not self.node_at(address) else None
+    def find(self, address: str) -> "Location":
+        """Return the location of a canonical address; OUTSIDE, or unknown, if no object names it."""
+        if known := self._locations.get(address):
+            return known
+        for node in self.nodes:
+            if _is_in(address, node.pod_cidrs):
+                return Location(LocationKind.POD, address, node.name, assumed=True)
+        if _is_in(address, self.pod_networks):
+            return Location(LocationKind.POD, address)
+        return Location(LocationKind.OUTSIDE if self.complete else None, address)
 
-    def node_at(self, address: str) -> Node | None:
-        """Return the Node that has an address."""
-        return next((node for node in self.nodes if address in node.addresses), None)
-
-    def node_of_pods_at(self, address: str) -> Node | None:
-        """Return the Node whose pod CIDRs contain an address."""
-        return next((node for node in self.nodes if _is_in(address, node.pod_cidrs)), None)
-
-    def is_pod_network(self, address: str) -> bool:
-        """Return whether the configuration or a Node says that an address is a pod's."""
-        return _is_in(address, self.pod_networks) or self.node_of_pods_at(address) is not None
+    def endpoints(self, service: str) -> frozenset[str]:
+        """Return the addresses in the EndpointSlices of the Service "namespace/name"."""
+        own = (slice_ for slice_ in self.slices if str(slice_.service_key) == service)
+        return frozenset(endpoint.address for slice_ in own for endpoint in slice_.endpoints)
 
     def pods_of(self, service: Key) -> tuple[Pod, ...]:
         """Return the Pods that the EndpointSlices of a Service name."""
@@ -161,28 +174,32 @@ class LocationKind(enum.Enum):
     OUTSIDE = "outside"
 
 
-class Place(msgspec.Struct, frozen=True):
-    """A pod, a node or a plain address.
+class Location(msgspec.Struct, frozen=True, rename="camel"):
+    """Where an address is.
 
-    - `addresses`: canonical, the primary one first
-    - `kind`: None if unknown; a pod with the network of its node counts as the node
-    - `node`: the name of its Node, "" if unknown or outside
-    - `pod`: None for nodes and unknown addresses
+    - `kind`: "pod", "node" or "outside"; null if unknown. A pod with the network of its node counts as the node
+    - `node`: its node, "" if only the name of the node is unknown; null outside, or if the node is unknown
+    - `pod`: NAMESPACE/NAME, or null
+    - `assumed`: the node follows from podCIDRs alone, which some networks do not use
     """
+
+    kind: LocationKind | None
+    address: str
+    node: str | None = None
+    pod: str | None = None
+    assumed: bool = False
+
+
+class _End(NamedTuple):
+    """One end of a connection: its addresses, the primary one first, and where they are."""
 
     target: Target
     addresses: tuple[str, ...]
-    kind: LocationKind | None = None
-    node: str = ""
+    location: Location
     pod: Pod | None = None
 
-    @property
-    def is_node(self) -> bool:
-        """Whether the addresses are a node's own."""
-        return self.kind is LocationKind.NODE
 
-
-def find_place(target: Target, directory: Directory) -> Place:
+def _find(target: Target, directory: Directory) -> _End:
     """Find a target other than a Service. Raises Unresolved."""
     match target.kind:
         case TargetKind.POD:
@@ -190,10 +207,10 @@ def find_place(target: Target, directory: Directory) -> Place:
         case TargetKind.NODE:
             return _node(target, directory)
         case _:
-            return _address(target, directory)
+            return _End(target, (target.name,), directory.find(target.name))
 
 
-def _pod(target: Target, directory: Directory) -> Place:
+def _pod(target: Target, directory: Directory) -> _End:
     pod = directory.pod(target.key)
     if pod is None:
         raise missing(target, (f"pod/{key}" for key in directory.pods), directory)
@@ -202,32 +219,18 @@ def _pod(target: Target, directory: Directory) -> Place:
     if not pod.addresses:
         phase = f"phase {pod.phase}" if pod.phase else "not started"
         raise Unresolved(f"{target.without_port} has no address yet ({phase}); wait until it runs")
-    on_host = pod.host_network or directory.node_at(pod.addresses[0]) is not None
-    return Place(target, pod.addresses, LocationKind.NODE if on_host else LocationKind.POD, pod.node, pod)
+    on_host = pod.host_network or directory.find(pod.addresses[0]).kind is LocationKind.NODE
+    kind = LocationKind.NODE if on_host else LocationKind.POD
+    return _End(target, pod.addresses, Location(kind, pod.addresses[0], pod.node or None, str(pod.key)), pod)
 
 
-def _node(target: Target, directory: Directory) -> Place:
+def _node(target: Target, directory: Directory) -> _End:
     node = directory.node(target.name)
     if node is None:
         raise missing(target, (f"node/{node.name}" for node in directory.nodes), directory)
     if not node.addresses:
         raise Unresolved(f"{target.without_port} has no address {directory.place}; give an address instead")
-    return Place(target, node.addresses, LocationKind.NODE, node.name)
-
-
-def _address(target: Target, directory: Directory) -> Place:
-    address = (target.name,)
-    if node := directory.node_at(target.name):
-        return Place(target, address, LocationKind.NODE, node.name)
-    if pod := directory.pod_at(target.name):
-        return Place(target, address, LocationKind.POD, pod.node, pod)
-    if directory.is_pod_network(target.name):
-        return Place(target, address, LocationKind.POD, _name(directory.node_of_pods_at(target.name)))
-    return Place(target, address, LocationKind.OUTSIDE if directory.pod_networks else None)
-
-
-def _name(node: Node | None) -> str:
-    return node.name if node else ""
+    return _End(target, node.addresses, Location(LocationKind.NODE, node.addresses[0], node.name))
 
 
 def missing(target: Target, known: Iterable[str], directory: Directory) -> Unresolved:
@@ -350,29 +353,59 @@ _PREFERRED_OUTSIDE = (
 )
 
 
+class TracedDestination(msgspec.Struct, frozen=True, rename="camel"):
+    """What the client connects to.
+
+    - `protocol`: "TCP", "UDP" or "SCTP"
+    - `address`: "*" for a node port that is asked at each node
+    - `service`: NAMESPACE/NAME:PORT of the service port that has this frontend, or null
+    - `kind`: "cluster-ip", "external-ip", "load-balancer-ip", "node-port", or null
+    - `unserved`: why a Service with this address has no frontend there, or null
+    """
+
+    protocol: str
+    address: str
+    port: int
+    service: str | None = None
+    kind: FrontendKind | None = None
+    unserved: str | None = None
+
+    def __str__(self) -> str:
+        """Return text such as "cluster IP 10.96.0.10:80"."""
+        if self.kind is None:
+            return address_and_port(self.address, self.port)
+        return str(Frontend(self.kind, self.address, self.port))
+
+    @property
+    def title(self) -> str:
+        """The service port, else the address and port."""
+        return self.service or address_and_port(self.address, self.port)
+
+    @property
+    def service_key(self) -> str:
+        """NAMESPACE/NAME of the Service; "" if there is none."""
+        return (self.service or "").partition(":")[0]
+
+
 class ResolvedConnection(msgspec.Struct, frozen=True):
     """The first packet of a connection, and what its ends are.
 
-    - `source`, `destination`: canonical addresses of one family
-    - `client`: where it starts
-    - `server`: the pod, node or address it goes to; None for an address of a Service
-    - `service`, `frontend`: the service port at the destination, None if there is none or it is unknown
+    - `client`: where it starts; its address and that of `destination` are canonical and of one family
+    - `sender`, `receiver`: what the user names
+    - `name`: the service port at the destination, None if there is none or it is unknown
     - `notes`: facts about the ends that a user should know, a sentence each
     """
 
-    source: str
-    destination: str
-    port: int
-    protocol: Protocol
-    client: Place
-    server: Place | None = None
-    service: PortName | None = None
-    frontend: Frontend | None = None
+    sender: Target
+    receiver: Target
+    client: Location
+    destination: TracedDestination
+    name: PortName | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def family(self) -> Family:
-        return family_of(self.destination)
+        return family_of(self.client.address)
 
 
 def resolve(
@@ -392,30 +425,31 @@ def resolve(
     source is. Clients outside use a load balancer address, an external IP, or a node port at the Node `entry`; others
     use the cluster IP. Raises Unresolved.
     """
-    start = find_place(source, directory)
-    if client is not None:
-        start = msgspec.structs.replace(start, kind=client)
+    start = _find(source, directory)
+    kind = client or start.location.kind or (LocationKind.OUTSIDE if directory.pod_networks else None)
+    start = start._replace(location=msgspec.structs.replace(start.location, kind=kind))
     if destination.kind is TargetKind.SERVICE:
         return _to_service(start, destination, directory, family, protocol, entry)
-    end = find_place(destination, directory)
-    at, to = _addresses(start, destination, end.addresses, family)
-    notes = tuple(_notes_about(end))
-    if end.pod and destination.kind is TargetKind.POD:
+    end = _find(destination, directory)
+    sender, address = _addresses(start, destination, end.addresses, family)
+    if end.pod:
         number, chosen = choose_pod_port(end.pod, destination, protocol)
-        return ResolvedConnection(at, to, number, chosen, start, end, notes=notes)
+        to = TracedDestination(chosen.value, address, number)
+        return ResolvedConnection(source, destination, sender, to, notes=tuple(_notes_about(end, end.pod)))
     number = int(destination.port)
     default = Protocol.TCP if destination.kind is TargetKind.ADDRESS else None
-    found = _service_at(to, number, protocol or default, directory)
+    found = _service_at(address, number, protocol or default, directory)
     if found is None:
-        return ResolvedConnection(at, to, number, protocol or Protocol.TCP, start, end, notes=notes)
-    service, frontend = found
-    return ResolvedConnection(
-        at, to, number, Protocol(service.protocol), start, end, service, frontend, notes
-    )
+        used = (protocol or Protocol.TCP).value
+        to = TracedDestination(used, address, number, unserved=_unserved(address, number, used, directory))
+        return ResolvedConnection(source, destination, sender, to)
+    name, frontend = found
+    to = TracedDestination(name.protocol, address, number, str(name), frontend.kind)
+    return ResolvedConnection(source, destination, sender, to, name)
 
 
 def _to_service(
-    start: Place,
+    start: _End,
     target: Target,
     directory: Directory,
     family: Family | None,
@@ -427,15 +461,16 @@ def _to_service(
         raise missing(target, (f"svc/{service.key}" for service in directory.services), directory)
     _check_served(service, target, directory)
     port = choose_service_port(service, target, protocol)
-    outside = start.kind is LocationKind.OUTSIDE
+    outside = start.location.kind is LocationKind.OUTSIDE
     frontends = _frontends(service, port, outside, directory, entry)
     if not frontends or (outside and port.node_port and frontends[0].kind is FrontendKind.CLUSTER_IP):
         raise _no_frontend(target, port)
-    at, to = _addresses(start, target, tuple(frontend.address for frontend in frontends), family)
-    frontend = next(frontend for frontend in frontends if frontend.address == to)
+    client, address = _addresses(start, target, tuple(frontend.address for frontend in frontends), family)
+    frontend = next(frontend for frontend in frontends if frontend.address == address)
     name = PortName(service.namespace, service.name, port.name, port.protocol.value)
+    to = TracedDestination(name.protocol, address, frontend.port, str(name), frontend.kind)
     notes = tuple(_notes_about_service(service, target, frontend, outside))
-    return ResolvedConnection(at, to, frontend.port, port.protocol, start, None, name, frontend, notes)
+    return ResolvedConnection(start.target, target, client, to, name, notes)
 
 
 def _check_served(service: Service, target: Target, directory: Directory) -> None:
@@ -474,13 +509,14 @@ def _frontends(
 
 
 def _addresses(
-    start: Place, target: Target, destinations: Sequence[str], family: Family | None
-) -> tuple[str, str]:
-    """Return the first destination and the first source of one family. Raises Unresolved."""
+    start: _End, target: Target, destinations: Sequence[str], family: Family | None
+) -> tuple[Location, str]:
+    """Return the first source and the first destination of one family. Raises Unresolved."""
     for to in destinations:
         for at in start.addresses:
             if family_of(at) is family_of(to) and family in (None, family_of(to)):
-                return _checked(start.target, at), _checked(target, to)
+                address = _checked(start.target, at)
+                return msgspec.structs.replace(start.location, address=address), _checked(target, to)
     for end, addresses in ((start.target, start.addresses), (target, destinations)):
         if family and not any(family_of(address) is family for address in addresses):
             raise Unresolved(f"{end.without_port} has no {family.value} address; remove --family")
@@ -509,7 +545,7 @@ def _service_at(
 ) -> tuple[PortName, Frontend] | None:
     """Return the service port at an address and port; without a protocol, TCP is preferred."""
     wanted = [protocol] if protocol else list(Protocol)
-    at_node = (address,) if directory.node_at(address) else ()
+    at_node = (address,) if directory.find(address).kind is LocationKind.NODE else ()
     for one in wanted:
         for service in directory.services:
             for port in service.ports:
@@ -534,8 +570,16 @@ def _all_frontends(service: Service, port: Port, node_addresses: Sequence[str]) 
         yield from (Frontend(FrontendKind.NODE_PORT, address, port.node_port) for address in node_addresses)
 
 
-def _notes_about(end: Place) -> Iterator[str]:
-    if end.pod and not end.pod.ready and end.target.kind is TargetKind.POD:
+def _unserved(address: str, number: int, protocol: str, directory: Directory) -> str | None:
+    """Return why the Service with this address has no frontend there; None if there is no such Service."""
+    for service in directory.services:
+        if address in (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips):
+            return f"Service {service.key} has no port {number}/{protocol}"
+    return None
+
+
+def _notes_about(end: _End, pod: Pod) -> Iterator[str]:
+    if not pod.ready:
         yield f"{end.target.without_port} is not ready, so Services do not send to it."
 
 

@@ -145,6 +145,7 @@ def cluster_directory(client: "Client", targets: Sequence[Target]) -> tuple[Dire
         slices=_of_kind(EndpointSlice, listed),
         nodes=tuple(sorted(_of_kind(Node, listed), key=lambda node: node.name)),
         listed_pods=pods,
+        complete=True,
     )
     return _with_targets(client, targets, everything), remarks
 

@@ -29,6 +29,15 @@ class Kind(enum.Enum):
     ENDPOINT_SLICE = "EndpointSlice"
     NODE = "Node"
 
+    @property
+    def api_version(self) -> str:
+        return "discovery.k8s.io/v1" if self is Kind.ENDPOINT_SLICE else "v1"
+
+    @property
+    def plural(self) -> str:
+        """The name of the resource in the API, such as "endpointslices"."""
+        return f"{self.value.lower()}s"
+
 
 class Key(NamedTuple):
     """The identity of an object within its kind; the namespace of a Node is empty."""

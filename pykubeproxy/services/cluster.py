@@ -146,7 +146,6 @@ def families_of(object_: Service | EndpointSlice) -> frozenset[Family]:
 # Cached because each object of a list needs it, and a new Counter takes a microsecond.
 @functools.cache
 def _one_in(families: frozenset[Family]) -> Counter[Family]:
-    """Return a count of one object in each of these families."""
     return Counter(families)
 
 

@@ -110,7 +110,6 @@ def resolve_endpoints(
 
 
 def _port_numbers(ports: SlicePorts, name: PortName, skipped: list[Skipped]) -> Iterator[int]:
-    """Yield the port numbers, usually one, that a slice has for a service port."""
     if ports.has_unnamed_port:
         skipped.append(Skipped(ports.slice_.name, "", SkipReason.NO_PORT_NAME))
     if ports.has_invalid_port:

@@ -192,7 +192,6 @@ def _local_reason(resolved: ResolvedEndpoint, none_ready: bool) -> Reason:
 
 
 def _unready_reason(endpoint: Endpoint, none_ready: bool) -> Reason:
-    """Return why an endpoint that is not ready is used or not."""
     if not endpoint.terminating:
         return Reason.NOT_READY
     if not endpoint.serving:

@@ -33,27 +33,18 @@ _LISTED, _WATCHED = "get and list of", "list and watch of"
 log = structlog.get_logger()
 
 
-# The path prefix and the plural of each kind.
-_API = {
-    Kind.SERVICE: ("/api/v1", "services"),
-    Kind.ENDPOINT_SLICE: ("/apis/discovery.k8s.io/v1", "endpointslices"),
-    Kind.NODE: ("/api/v1", "nodes"),
-}
-
-
 class ResourceSelector(NamedTuple):
-    """A selection of objects of one kind on the API server; `plural` is its name in the API, such as endpointslices."""
+    """A selection of objects of one kind on the API server."""
 
     kind: Kind
-    plural: str
     path: str
     selectors: dict[str, str]
 
 
 def resource_of(kind: Kind, namespace: str = "", **selectors: str) -> ResourceSelector:
-    prefix, plural = _API[kind]
+    prefix = "/apis" if "/" in kind.api_version else "/api"
     inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
-    return ResourceSelector(kind, plural, f"{prefix}{inside}/{plural}", selectors)
+    return ResourceSelector(kind, f"{prefix}/{kind.api_version}{inside}/{kind.plural}", selectors)
 
 
 def node_of(name: str) -> ResourceSelector:
@@ -84,8 +75,6 @@ class ListForbidden(SourceError):
 
 
 class _OpenWatch:
-    """The response to a watch request, line by line."""
-
     def __init__(self, number: int, response: ApiResponse, lifetime: Lifetime) -> None:
         self.number, self.response, self.lifetime = number, response, lifetime
         self._seconds = 0.0
@@ -111,11 +100,11 @@ class ApiWatch:
         timing: Timing,
         reconnection: Reconnection | None = None,
     ) -> None:
-        self.name = f"watch-{resource.plural}"
+        self.name = f"watch-{resource.kind.plural}"
         self._client, self._resource, self._timing = client, resource, timing
         self._tracker = ObjectTracker(resource.kind)
-        reconnection = reconnection or Reconnection(timing.first_pause, timing.longest_pause)
-        self._connection = ConnectionState(resource.plural, reconnection, timing, client.contact)
+        self._reconnection = reconnection or Reconnection(timing.first_pause, timing.longest_pause)
+        self._connection = ConnectionState(resource.kind.plural, self._reconnection, timing, client.contact)
         self._numbers = itertools.count()  # of watch requests
         # Objects of a watch that wait to be decoded, and when the next one must be, however many others arrive.
         self._large: dict[Key, wire.Item] = {}
@@ -132,21 +121,21 @@ class ApiWatch:
         failed = self._list_failure  # read once: the watch's thread replaces it
         if failed is None or self._client.contact.outage():
             return None
-        return Outage(self._resource.plural, time.monotonic() - failed[0], failed[1])
+        return Outage(self._resource.kind.plural, time.monotonic() - failed[0], failed[1])
 
     @property
     def outage(self) -> Outage | None:
         """The current outage."""
-        return self._connection.outage()
+        return self._connection.outages.outage()
 
     def once(self) -> tuple[Listed, ...]:
         """List. Raises SourceError, ListForbidden."""
         try:
             return (self._list(_LISTED),)
         except Forbidden as failure:
-            raise ListForbidden(f"cannot list {self._resource.plural}: {failure}") from None
+            raise ListForbidden(f"cannot list {self._resource.kind.plural}: {failure}") from None
         except Failure as failure:
-            raise SourceError(f"cannot list {self._resource.plural}: {failure}") from None
+            raise SourceError(f"cannot list {self._resource.kind.plural}: {failure}") from None
 
     def run(self, emit: Emit) -> NoReturn:
         """List, then watch; never return."""
@@ -160,7 +149,7 @@ class ApiWatch:
                 pause = self._connection.ended(self._watch(emit))
             except Failure as failure:
                 pause = self._connection.failed(failure)
-            self._connection.wait(pause)
+            self._reconnection.wait(pause)
 
     def _expect_newest(self) -> None:
         """List next. A list of one object is cheap, and shows whether versions went back while no watch was open."""
@@ -200,7 +189,7 @@ class ApiWatch:
                     try:
                         goes_on = self._read(current, emit, seconds) is not None
                     except Failure:
-                        self._connection.heard(current.response.acknowledged)
+                        self._connection.outages.heard(current.response.acknowledged)
                         if not successor:
                             raise
                         goes_on = False
@@ -243,7 +232,6 @@ class ApiWatch:
                     watch.response.close()
 
     def _open(self) -> "_OpenWatch":
-        """Request a watch."""
         lifetime = self._connection.lifetime()
         query: Query = {
             "watch": "true",
@@ -252,11 +240,11 @@ class ApiWatch:
             "timeoutSeconds": lifetime.end,
         }
         resource, answer = self._resource, self._timing.answer
-        log.debug("watching", resource=resource.plural, version=self._base, seconds=lifetime.end)
+        log.debug("watching", resource=resource.kind.plural, version=self._base, seconds=lifetime.end)
         response = self._client.watch(
             resource.path,
             resource.selectors | query,
-            resource=resource.plural,
+            resource=resource.kind.plural,
             answer=answer,
             seconds=lifetime.end + answer,
         )
@@ -306,11 +294,11 @@ class ApiWatch:
     def _event(self, line: bytes, watch: int) -> Event | None:
         """Return the event for one line of a watch, None if nothing changed. Advance the version."""
         event = wire.event(line)
-        self._connection.heard()
+        self._connection.outages.heard()
         meta = object_meta(event.object)
         key, version = meta.key(self._resource.kind), meta.resourceVersion or ""
         if self._tracker.is_stale(key, version, watch):
-            log.debug("stale event", resource=self._resource.plural, key=key, version=version)
+            log.debug("stale event", resource=self._resource.kind.plural, key=key, version=version)
             return None
         match event.type:
             case "ADDED" | "MODIFIED" if len(line) > _LARGE:
@@ -324,7 +312,7 @@ class ApiWatch:
             case "BOOKMARK":
                 change = None
             case _:
-                log.debug("unknown event type", resource=self._resource.plural, type=event.type)
+                log.debug("unknown event type", resource=self._resource.kind.plural, type=event.type)
                 return None
         if version and not wire.is_older(version, self._version):
             self._version = version
@@ -379,7 +367,7 @@ class ApiWatch:
             with self._client.stream(
                 self._resource.path,
                 self._resource.selectors | query,
-                resource=self._resource.plural,
+                resource=self._resource.kind.plural,
                 idle=self._timing.answer,
                 end=end,
                 compressible=True,
@@ -394,7 +382,7 @@ class ApiWatch:
 
         meta = read_pages(ask, query, self._resource.kind.value, take)
         self._version = meta.resourceVersion or ""
-        log.debug("listed", resource=self._resource.plural, count=len(objects), version=self._version)
+        log.debug("listed", resource=self._resource.kind.plural, count=len(objects), version=self._version)
         if wire.is_older(self._version, before):
             self._tracker.restored()
         return self._tracker.listed(tuple(objects), rejected, self._version)

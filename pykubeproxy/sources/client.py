@@ -180,7 +180,6 @@ class Client:
     def _opened(
         self, exchange: _Exchange, idle: float, meanwhile: Callable[[], None] | None = None
     ) -> Iterator["ApiResponse"]:
-        """Yield a response when its header has arrived. Raises Failure."""
         with closing(self._start(exchange, idle, math.inf, meanwhile)) as response:
             while response.opened is None:
                 response.read(idle)

@@ -193,7 +193,7 @@ class ConnectionState:
     def __init__(self, resource: str, reconnection: Reconnection, timing: Timing, contact: Contact) -> None:
         self.must_list = True
         self._restored = 0  # as in Reconnection, at the last list
-        self._outages = OutageLog(resource, contact)
+        self.outages = OutageLog(resource, contact)
         self._resource, self._reconnection, self._timing = resource, reconnection, timing
         self._contact = contact
         # For failures of this resource only.
@@ -203,10 +203,6 @@ class ConnectionState:
         self._opened: float | None = None
         self._delivered = False
         self._checking: float | None = None  # since when the successor of an open watch has no answer
-
-    def outage(self) -> Outage | None:
-        """Return the current outage; any thread may call it."""
-        return self._outages.outage()
 
     def lifetime(self) -> Lifetime:
         """Draw the lifetime of the next watch. Without an open watch, the check may come at any time of it.
@@ -242,40 +238,36 @@ class ConnectionState:
     def opened(self, at: float | None = None) -> None:
         """Record that the server answered the watch, now or `at` an earlier time, as others know already."""
         self._opened = time.monotonic() if at is None else at
-        self._outages.heard(at)
+        self.outages.heard(at)
         if at is None:
             self._reconnection.opened()
 
     def listing(self, body: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the pieces of a list and record their arrival."""
         for piece in body:
-            self._outages.heard()
+            self.outages.heard()
             yield piece
-
-    def heard(self, at: float | None = None) -> None:
-        """Record an answer of the server, even one that changes nothing; now, or `at` an earlier time."""
-        self._outages.heard(at)
 
     def delivered(self) -> None:
         """Record that the watch delivered an event."""
         self._delivered, self._persistent = True, 0
-        self._outages.recovered()
+        self.outages.recovered()
 
     def works(self) -> None:
         """Record that the watch is steady."""
         self._checking = None
         self._backoff.reset()
         self._persistent = self._expired = 0
-        self._outages.recovered()
+        self.outages.recovered()
 
     def ended(self, seconds: float) -> Pause:
         """Record that the server ended a watch of `seconds`; return the pause before the next attempt."""
         if not self._is_steady():
             return self.failed(Failure("the API server ends the watch at once", persistent=True))
-        self._outages.heard()
+        self.outages.heard()
         self._backoff.reset()
         self._persistent = self._expired = 0
-        self._outages.recovered()
+        self.outages.recovered()
         if self._open_for() < seconds - self._timing.steady:
             # A server that stops ends the watches of all agents.
             return self._reconnection.failed(time.monotonic())
@@ -293,7 +285,7 @@ class ConnectionState:
         if self._persistent >= _MAX_PERSISTENT:
             self.must_list = True
         pause = self._pause(failure)
-        self._outages.failed(failure, pause.seconds)
+        self.outages.failed(failure, pause.seconds)
         return pause
 
     def check_failed(self, failure: Failure) -> float:
@@ -307,8 +299,8 @@ class ConnectionState:
             self._checking = None
         if failure.answered:
             self._contact.doubt(False)
-            self._outages.heard()
-            self._outages.recovered()
+            self.outages.heard()
+            self.outages.recovered()
         if isinstance(failure, Expired):
             self.must_list = True
             self._expired += 1
@@ -321,19 +313,15 @@ class ConnectionState:
         if not failure.refused and began is not None and time.monotonic() - began >= self._timing.answer:
             if failure.server_wide:
                 self._contact.doubt()
-            self._outages.failed(failure, pause)
+            self.outages.failed(failure, pause)
         return pause
 
     def _pause(self, failure: Failure) -> Pause:
         at_least = max(failure.retry_after, self._rest())
         if failure.server_wide:
-            worked = time.monotonic() - self._outages.silence() if self._is_steady() else -math.inf
+            worked = time.monotonic() - self.outages.silence() if self._is_steady() else -math.inf
             return self._reconnection.failed(worked, at_least, spread=failure.retry_after)
         return self._own(at_least + self._backoff.next(spread=failure.retry_after))
-
-    def wait(self, pause: Pause) -> None:
-        """Wait for the next attempt."""
-        self._reconnection.wait(pause)
 
     def _version_expired(self, failure: Failure) -> Pause:
         # A first 410 is normal after a long interruption; more of them in a row are a fault.
@@ -343,7 +331,7 @@ class ConnectionState:
         if self._expired == 1:
             log.debug("relisting", resource=self._resource, reason=str(failure))
         else:
-            self._outages.failed(failure, pause.seconds)
+            self.outages.failed(failure, pause.seconds)
         return pause
 
     @staticmethod

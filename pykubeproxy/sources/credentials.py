@@ -11,9 +11,8 @@ import msgspec
 from urllib3 import HTTPHeaderDict
 from urllib3.util import make_headers
 
-from pykubeproxy.sources.proxies import proxy_for, user_of
+from pykubeproxy.sources.proxies import proxy_for, shown, user_of
 from pykubeproxy.sources.watch import SourceError
-from pykubeproxy.wording import without_password
 
 _POD_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _NO_SERVER = "set --kubeconfig or --master, or run in a pod with a service account"
@@ -99,8 +98,7 @@ def server_url(server: str, *, tls: bool) -> str:
     except ValueError:
         valid = False
     if not valid or not (complete or url.path in ("", "/")):
-        shown = without_password(server if "//" in server else f"//{server}").removeprefix("//")
-        raise SourceError(f"invalid API server address {shown!r}: use an http:// or https:// URL")
+        raise SourceError(f"invalid API server address {shown(server)!r}: use an http:// or https:// URL")
     return f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
 
 

@@ -4,7 +4,7 @@ import errno
 import http.client
 import json
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import urllib3
@@ -100,40 +100,32 @@ class ApiStatus(msgspec.Struct):
     details: _StatusDetails | None = None
 
 
+# The kind, the text and the flags of the failure for an HTTP status.
+_REFUSALS: Mapping[int, tuple[type[Failure], str, Mapping[str, bool]]] = {
+    401: (Unauthorized, "the API server does not accept the credentials{}: check token or certificate", {}),
+    403: (Forbidden, "{verbs} {resource} are not permitted{}: a ClusterRole must grant them", {}),
+    404: (
+        NotFound,
+        "the API server does not serve {resource}{}: check its URL, and that its version is 1.21 or later",
+        {},
+    ),
+    410: (Expired, "the requested version is too old{}", {}),
+    429: (Overloaded, "the API server asks for fewer requests{}", {"server_wide": True}),
+    **dict.fromkeys((400, 422, 504), (Failure, "the API server rejects the request{}", {"persistent": True})),
+    # A load balancer without a server answers these.
+    **dict.fromkeys((502, 503), (Failure, "the API server failed{}", {"server_wide": True})),
+}
+_REFUSAL: tuple[type[Failure], str, Mapping[str, bool]] = (Failure, "the API server failed{}", {})
+
+
 def from_status(
     code: int, message: str, retry_after: float, resource: str, verbs: str = "list and watch of"
 ) -> Failure:
     """Return the failure for an HTTP status or the code of an ERROR event."""
-    failure = _from_status(code, message, retry_after, resource, verbs)
-    failure.refused = True
-    return failure
-
-
-def _from_status(code: int, message: str, retry_after: float, resource: str, verbs: str) -> Failure:
+    kind, text, flags = _REFUSALS.get(code, _REFUSAL)
     detail = f" ({code}: {message})" if message else f" ({code})"
-    match code:
-        case 401:
-            return Unauthorized(
-                f"the API server does not accept the credentials{detail}: check token or certificate"
-            )
-        case 403:
-            return Forbidden(f"{verbs} {resource} are not permitted{detail}: a ClusterRole must grant them")
-        case 404:
-            return NotFound(
-                f"the API server does not serve {resource}{detail}: check its URL, and that its version is 1.21 or later"
-            )
-        case 410:
-            return Expired(f"the requested version is too old{detail}")
-        case 429:
-            return Overloaded(
-                f"the API server asks for fewer requests{detail}", retry_after=retry_after, server_wide=True
-            )
-        case 400 | 422 | 504:
-            return Failure(
-                f"the API server rejects the request{detail}", retry_after=retry_after, persistent=True
-            )
-    # A load balancer without a server answers 502 or 503.
-    return Failure(f"the API server failed{detail}", retry_after=retry_after, server_wide=code in (502, 503))
+    reason = text.format(detail, verbs=verbs, resource=resource)
+    return kind(reason, retry_after=retry_after, refused=True, **flags)
 
 
 def from_response(

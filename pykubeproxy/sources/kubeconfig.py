@@ -181,7 +181,6 @@ def _current_context(kubeconfigs: Kubeconfigs) -> _CurrentContext:
 
 
 def _read(path: Path) -> _KubeconfigFile:
-    """Return a kubeconfig with absolute paths."""
     documents = [document.content for document in yaml.documents(path.read_bytes())]
     if len(documents) > 1:
         raise SourceError(f"{path} has more than one document")
@@ -240,7 +239,6 @@ def effective(
 
 
 def _check(cluster: KubeconfigCluster, user: KubeconfigUser) -> None:
-    """Raise SourceError for settings that client-go refuses."""
     mistakes = {
         "the current context has no server": not cluster.server,
         "certificate-authority and certificate-authority-data exclude each other": (
@@ -313,7 +311,6 @@ def _token(user: KubeconfigUser) -> str:
 
 
 def _basic(user: KubeconfigUser) -> str:
-    """Return the header with user name and password, which may be empty."""
     if not user.username:
         return ""
     return make_headers(basic_auth=f"{user.username}:{user.password}")["authorization"]

@@ -19,7 +19,6 @@ from pykubeproxy.objects.pods import Pod, decode_pod
 from pykubeproxy.sources.watch import Emit, Outage, SourceError
 from pykubeproxy.wording import one_line
 
-_API_VERSIONS = {Kind.SERVICE: "v1", Kind.ENDPOINT_SLICE: "discovery.k8s.io/v1", Kind.NODE: "v1"}
 _KINDS = {kind.value: kind for kind in Kind}
 # The most commas of a JSON text, several times those of the objects of 300,000 endpoints, and the most faulty documents.
 _MOST_COMMAS, _MOST_WARNINGS = 12_000_000, 1000
@@ -55,7 +54,6 @@ class _Head(msgspec.Struct):
 
 
 def _documents(text: bytes, file: str) -> Iterator[tuple[str, bytes]]:
-    """Yield each document as JSON."""
     if text.lstrip()[:1] in (b"{", b"["):
         if text.count(b",") > _MOST_COMMAS:
             raise InvalidManifest(f"{file}: more than {_MOST_COMMAS:,} values; give fewer objects")
@@ -177,10 +175,10 @@ class ManifestFile:
         kind = _KINDS.get(name)
         if name == "Pod" and api_version in ("", "v1") and (pod := _pod(raw)):
             self.pods.append(pod)
-        elif kind is None or (api_version and _group(api_version) != _group(_API_VERSIONS[kind])):
+        elif kind is None or (api_version and _group(api_version) != _group(kind.api_version)):
             self.other_kinds.append(f"{location}: {one_line(api_version)} {one_line(name)}")
-        elif api_version and api_version != _API_VERSIONS[kind]:
-            given, expected = one_line(api_version), _API_VERSIONS[kind]
+        elif api_version and api_version != kind.api_version:
+            given, expected = one_line(api_version), kind.api_version
             self._warn(f"{location}: {name} skipped: apiVersion is {given!r}, not {expected!r}")
         else:
             try:
@@ -291,7 +289,6 @@ class ManifestWatch:
                     log.warning("manifests unavailable, previous objects kept", reason=reason)
 
     def _poll(self, before: _Stamps) -> _Stamps:
-        """Read the files that changed."""
         now = _stamps(self._path)
         if now == before and not _is_recent(now):
             return before

@@ -128,7 +128,6 @@ def _environment(plugin: CredentialPlugin, cluster: Mapping[str, Any] | None) ->
 
 
 def _run(plugin: CredentialPlugin, environment: dict[str, str]) -> tuple[int, bytes, str]:
-    """Return the exit code, the output and the errors of the program."""
     try:
         process = subprocess.Popen(
             [plugin.command, *(plugin.args or ())],

@@ -202,7 +202,6 @@ def _next(channel: websocket.WebSocket) -> bytes:
 
 
 def _refused(container: ContainerRef, error: websocket.WebSocketBadStatusException) -> Failure:
-    """Return the failure for a response that does not accept the command."""
     message = failures.status_message(error.resp_body or b"")
     detail = f" ({error.status_code}: {message})" if message else f" ({error.status_code})"
     match error.status_code:

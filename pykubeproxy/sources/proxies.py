@@ -44,7 +44,7 @@ def proxy_for(server: str, proxy_url: str, environment: Mapping[str, str]) -> st
         return _from_environment(urlsplit(server), environment)
     if _is_url(proxy_url, ("http", "https", "socks5")):
         return proxy_url
-    raise SourceError(f"cannot use proxy-url {_shown(proxy_url)}: {_ADVICE}")
+    raise SourceError(f"cannot use proxy-url {shown(proxy_url)}: {_ADVICE}")
 
 
 def user_of(url: str) -> tuple[str, str]:
@@ -74,7 +74,7 @@ def _from_environment(server: SplitResult, environment: Mapping[str, str]) -> st
         # In a CGI program, a client of the web server sets this variable, by the header "Proxy".
         raise SourceError("cannot use HTTP_PROXY while REQUEST_METHOD is set, as in a CGI program: unset one")
     if not _is_url(proxy, ("http", "https", *SOCKS)):
-        raise SourceError(f"cannot use {name}={_shown(proxy)}: {_ADVICE}")
+        raise SourceError(f"cannot use {name}={shown(proxy)}: {_ADVICE}")
     return proxy
 
 
@@ -94,8 +94,9 @@ def _is_url(text: str, schemes: tuple[str, ...]) -> bool:
         return False
 
 
-def _shown(proxy: str) -> str:
-    return without_password(proxy if "//" in proxy else f"//{proxy}").removeprefix("//")
+def shown(url: str) -> str:
+    """Return a URL, which may lack its scheme, without user and password."""
+    return without_password(url if "//" in url else f"//{url}").removeprefix("//")
 
 
 def _matches(entry: str, host: str, port: str, ip: _Ip | None) -> bool:
@@ -119,7 +120,6 @@ def _matches(entry: str, host: str, port: str, ip: _Ip | None) -> bool:
 
 
 def _split(entry: str) -> tuple[str, str]:
-    """Return the host and the port of an entry of NO_PROXY; the port may be missing."""
     name, colon, port = entry.rpartition(":")
     if colon and name.startswith("[") and name.endswith("]"):
         return name[1:-1], port

@@ -153,7 +153,7 @@ def last_changes(client: Client, services: Iterable[Key]) -> Mapping[Key, float]
 
 
 def _times(client: Client, key: Key) -> Iterator[float]:
-    for kind, _, path, selectors in _service_resources(key.name, key.namespace):
+    for kind, path, selectors in _service_resources(key.name, key.namespace):
         for one in list_items(client, path, kind.value, selectors, _dated.decode, seconds=_CHANGES_SECONDS):
             metadata = one.metadata
             if not metadata.managedFields:  # it may have changed since its creation
@@ -188,8 +188,8 @@ class Permission(msgspec.Struct, frozen=True):
 
 
 NEEDED = tuple(
-    Permission(verb, resource, group)
-    for resource, group in (("services", ""), ("endpointslices", "discovery.k8s.io"), ("nodes", ""))
+    Permission(verb, kind.plural, kind.api_version.rpartition("/")[0])
+    for kind in Kind
     for verb in ("list", "watch")
 )
 """The permissions a proxy needs."""
@@ -244,7 +244,6 @@ class _Review(msgspec.Struct):
 
 
 def _is_granted(client: Client, permission: Permission) -> bool:
-    """Return whether the server grants the permission. Raises Failure."""
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",

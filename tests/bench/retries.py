@@ -81,7 +81,7 @@ def _run(agents: list[list[_Watch]], outage: Failure, clock: list[float], second
     clock[0] += _BEFORE
     start = clock[0]
     for watch in itertools.chain(*agents):
-        watch.state.heard()
+        watch.state.outages.heard()
         wait(watch, Failure("the connection broke", server_wide=True))
     last = 0.0
     while waiting:

@@ -42,17 +42,15 @@ _NAMES: dict[object, str] = {
 
 
 def pages() -> Iterator[str]:
-    """Yield the sections of the reference: each report, then the types that reports have in common."""
-    seen: list[type[msgspec.Struct]] = []
+    """Yield the sections of the reference: each report, and each type below the first report that holds it."""
+    described: set[type[msgspec.Struct]] = set()
     for report, commands in REPORTS.items():
         kind = kind_of(report)
         schema_link = f"[JSON Schema](schemas/{kind}.json)"
-        yield f"## {kind}\n\nPrinted by {commands}. {_summary(report)} {schema_link}.\n\n{_fields(report, seen)}"
-        mentioned = list(seen)
-        for one in mentioned:
-            yield f"### {one.__name__}\n\n{_summary(one)}\n\n{_fields(one, seen)}"
-            mentioned += [entry for entry in seen if entry not in mentioned]
-        seen = [entry for entry in seen if entry in mentioned]
+        yield f"## {kind}\n\nPrinted by {commands}. {_summary(report)} {schema_link}.\n\n{_fields(report)}"
+        for held in [held for held in _structs(report) if held not in {report, *described}]:
+            described.add(held)
+            yield f"### {held.__name__}\n\n{_summary(held)}\n\n{_fields(held)}"
 
 
 def kind_of(report: type[Report]) -> str:
@@ -101,33 +99,31 @@ def _structs(kind: object) -> Iterator[type[msgspec.Struct]]:
     return iter(known)
 
 
-def _fields(kind: type[msgspec.Struct], seen: list[type[msgspec.Struct]]) -> str:
-    """Return the table of a type's fields; add the structs it mentions to `seen`."""
+def _fields(kind: type[msgspec.Struct]) -> str:
+    """Return the table of a type's fields."""
     meanings = _meanings(kind)
     rows = ["| key | value | meaning |", "| --- | --- | --- |"]
     for field in msgspec.structs.fields(kind):
-        rows.append(f"| `{field.encode_name}` | {_type(field.type, seen)} | {meanings.get(field.name, '')} |")
+        rows.append(f"| `{field.encode_name}` | {_type(field.type)} | {meanings.get(field.name, '')} |")
     return "\n".join(rows) + "\n"
 
 
-def _type(kind: object, seen: list[type[msgspec.Struct]]) -> str:
+def _type(kind: object) -> str:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        if kind not in seen:
-            seen.append(kind)
         return f"[{kind.__name__}](#{kind.__name__.lower()})"
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return ", ".join(f'"{entry.value}"' for entry in kind)
     if origin in (tuple, list, frozenset) or (
         isinstance(origin, type) and issubclass(origin, typing.Sequence)
     ):
-        return f"list of {_type(arguments[0], seen)}"
+        return f"list of {_type(arguments[0])}"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"{_type(arguments[1], seen)} by {_type(arguments[0], seen)}"
+        return f"{_type(arguments[1])} by {_type(arguments[0])}"
     if origin is typing.Literal:
         return ", ".join(f'"{entry}"' for entry in arguments)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_type(entry, seen) for entry in arguments)
+        return " or ".join(_type(entry) for entry in arguments)
     return _NAMES.get(kind, "string")
 
 

@@ -22,15 +22,14 @@ from pykubeproxy.cli.kubectl import plugin
 from pykubeproxy.config import ACTIONS, SETTINGS, Setting
 from pykubeproxy.config.kinds import BOOL
 from pykubeproxy.config.table import Zero
-from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
+from pykubeproxy.inspect.connection import TracedDestination
 from pykubeproxy.inspect.trace.svg import svg
 from pykubeproxy.lab import report
-from pykubeproxy.objects import Family
 from pykubeproxy.report.document import Report
-from tests import cases
+from pykubeproxy.services.ports import FrontendKind
 from tests.docs import json_reference
 from tests.docs.pages import DOCS
-from tests.traces import trace_packet
+from tests.fakes.three_nodes import ThreeNodes
 
 _MARK = "<!-- Generated from the code by `make docs`. Do not edit: changes are overwritten. -->"
 _ZERO = {
@@ -326,9 +325,8 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def traced_path() -> str:
     """Return docs/assets/trace.svg: a pod connects to a Service of which it is an endpoint."""
-    packet = Packet("tcp", "10.244.1.11", "10.96.1.1", 80)
-    rules = cases.expected(cases.load_case("clusterip-three"), Family.IPV4)
-    return svg(trace_packet(rules, packet, NodeNetwork(frozenset(cases.ADDRESSES))))
+    to = TracedDestination("TCP", "10.96.1.1", 80, "ns1/web:http", FrontendKind.CLUSTER_IP)
+    return svg(ThreeNodes("clusterip-three").trace("10.244.1.11", to), wide=False)
 
 
 def _schema(report: type[Report]) -> str:

@@ -4,25 +4,25 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from pykubeproxy.inspect.connection import LocationKind
-from pykubeproxy.inspect.explain.model import ServiceOnNodes, explain_nodes
+from pykubeproxy.inspect.connection import (
+    Directory,
+    Location,
+    LocationKind,
+    ResolvedConnection,
+    TracedDestination,
+)
+from pykubeproxy.inspect.explain.model import Explanation, explain_nodes
 from pykubeproxy.inspect.node import NodeRules, NodeState, Origin, UnknownNode
 from pykubeproxy.inspect.packets.packet import NodeNetwork
-from pykubeproxy.inspect.targets import parse_filter
-from pykubeproxy.inspect.trace.journey import (
-    Location,
-    Locations,
-    Receivers,
-    TraceAnswer,
-    TraceDestination,
-    follow_connection,
-    receivers,
-)
+from pykubeproxy.inspect.targets import Target, TargetKind, parse_filter
+from pykubeproxy.inspect.trace.journey import TracedWay, receivers
+from pykubeproxy.inspect.trace.question import trace_in_cluster
+from pykubeproxy.inspect.trace.report import TraceReport
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.render import installed, render
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.services.ports import PortName
+from pykubeproxy.services.ports import ANY_LOCAL, PortName
 from tests.cases import cluster_of, config_of, load_case, node_of
 
 OUTSIDE = "203.0.113.77"
@@ -54,9 +54,9 @@ class ThreeNodes:
         self._changed: dict[tuple[str, Family], Ruleset] = {}
 
     @property
-    def locations(self) -> Locations:
+    def directory(self) -> Directory:
         slices = [it for service in self.cluster.services() for it in self.cluster.all_slices_of(service.key)]
-        return Locations(self.nodes, slices)
+        return Directory("", slices=tuple(slices), nodes=tuple(self.nodes), complete=True)
 
     def contexts(self, node: Node) -> Mapping[Family, RuleContext]:
         facts = KernelFacts(addresses=node.addresses)
@@ -87,18 +87,27 @@ class ThreeNodes:
         rules = {it: NodeRules(self.rules(node.name, it)) for it in Family}
         return NodeState(node, Origin("rules"), rules, NodeNetwork(frozenset(node.addresses)))
 
-    def explained(self, service: str) -> ServiceOnNodes:
+    def explained(self, service: str) -> Explanation:
         (found,) = explain_nodes(self.cluster, parse_filter(service), self.nodes, self.contexts)
         return found
 
-    def trace(self, source: str | Location, destination: TraceDestination, via: str = "") -> TraceAnswer:
-        """TraceAnswer where packets go; those from outside enter by `via`, or by any node."""
-        start = source if isinstance(source, Location) else self.locations.find(source)
-        entrances: Sequence[Receivers] = [Receivers(via)] if via else ()
-        if start.kind is LocationKind.OUTSIDE and destination.kind and not via:
-            service, _, port = destination.service.partition(":")
-            namespace, _, service_name = service.partition("/")
-            name = PortName(namespace, service_name, port, destination.protocol)
-            family = family_of(start.address)
-            entrances = receivers([self.explained(service)], name, family, destination.kind)
-        return follow_connection(start, destination, entrances, self.locations, self.read)
+    def trace(
+        self,
+        source: str | Location,
+        destination: TracedDestination,
+        via: str = "",
+        entrances: Sequence[TracedWay] = (),
+    ) -> TraceReport:
+        """Trace where packets go; those from outside enter by `via` or `entrances`, or by any node."""
+        start = source if isinstance(source, Location) else self.directory.find(source)
+        service, _, port = (destination.service or "").partition(":")
+        namespace, _, service_name = service.partition("/")
+        name = PortName(namespace, service_name, port, destination.protocol) if service else None
+        # A node port of any node is that of a Service which the user names.
+        kind = TargetKind.SERVICE if destination.address == ANY_LOCAL else TargetKind.ADDRESS
+        ends = ResolvedConnection(
+            Target(TargetKind.ADDRESS, start.address), Target(kind, "web"), start, destination, name
+        )
+        if start.kind is LocationKind.OUTSIDE and name and destination.kind and not (via or entrances):
+            entrances = receivers([self.explained(service)], name, family_of(start.address), destination.kind)
+        return trace_in_cluster(ends, self.directory, entrances, self.read, via=via)

@@ -17,7 +17,7 @@ from pykubeproxy.http.accept import preferred
 from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.dump.report import service_blocks
 from pykubeproxy.inspect.explain.model import explain_nodes
-from pykubeproxy.inspect.explain.report import ExplainedNode, explain_report
+from pykubeproxy.inspect.explain.report import explain_report
 from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.packets.iptables import compile_rule
 from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
@@ -47,7 +47,7 @@ from tests.fakes.http_client import exchange
 from tests.grammar import violations
 from tests.invalid_objects import WHOLE
 from tests.strategies import NODE
-from tests.traces import trace_packet, trace_text
+from tests.traces import report_of, trace_text
 
 CONFIG = config.load(None, {}).config
 
@@ -142,9 +142,9 @@ def saved(raw: bytes) -> None:
     AppliedState().adopt(live)
     with contextlib.suppress(RecursionError):
         report_text(service_blocks(views(live, {})))
-        trace = trace_packet(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), NodeNetwork(frozenset()))
-        trace_text(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), NodeNetwork())
-        ElementTree.fromstring(svg(trace))
+        trace = report_of(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), NodeNetwork())
+        report_text(trace.blocks(wide=False))
+        ElementTree.fromstring(svg(trace, wide=True))
 
 
 def saves(raw: bytes) -> None:
@@ -200,7 +200,7 @@ def objects_of_an_agent(raw: bytes) -> None:
         contexts = {entry: context_of(on, here, entry, api_servers=source.api_servers) for entry in Family}
         with contextlib.suppress(LookupError):
             found = explain_nodes(source.cluster, ServiceFilter("", "web", ""), [here], lambda _: contexts)
-            report = explain_report(found, [ExplainedNode(here.name, here.zone or None)])
+            report = explain_report(found, [here])
             report_text(report.blocks(wide=True))
             json_text(document(report))
 

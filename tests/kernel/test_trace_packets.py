@@ -11,7 +11,6 @@ import pytest
 
 from pykubeproxy.config import load
 from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute, Packet
-from pykubeproxy.inspect.packets.walk import NodeTrace
 from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.kernel import Backend, Iptables, Runner, local_addresses, open_iptables
 from pykubeproxy.kernel.network import routes
@@ -43,7 +42,7 @@ from tests.kernel.node_network import (
     send_all,
     sources,
 )
-from tests.traces import trace_packet
+from tests.traces import PacketTrace, trace_packet
 
 RULESETS = 7
 SHOTS = 16
@@ -254,12 +253,12 @@ def host_of(network: LinkedNode, family: Family) -> NodeNetwork:
         return NodeNetwork(frozenset(local.address for local in local_addresses(family)), ways)
 
 
-def traced(packet: PacketSpec, ruleset: Ruleset, host: NodeNetwork) -> NodeTrace:
+def traced(packet: PacketSpec, ruleset: Ruleset, host: NodeNetwork) -> PacketTrace:
     sent = Packet(packet.protocol, packet.source, packet.destination, packet.port, packet.place == "node")
     return trace_packet(ruleset, sent, host)
 
 
-def possible_results(trace: NodeTrace, family: Family) -> set[str]:
+def possible_results(trace: PacketTrace, family: Family) -> set[str]:
     """Return all results the trace allows: server and client address, "refused", or "" for no answer."""
     outcomes = {
         "" if rejection.verdict is PacketVerdict.DROP else "refused" for rejection in trace.rejections

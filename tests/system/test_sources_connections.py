@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
 from structlog.testing import capture_logs
 
 from pykubeproxy.http import Handler, Request, Response
@@ -18,6 +17,7 @@ from pykubeproxy.sources import Client, SourceError, api_watches, credentials, w
 from tests.fakes.canned import CannedServer, whole
 from tests.fakes.cluster import SHORT, certificate, server, service, watches
 from tests.fakes.follower import Follower, eventually
+from tests.fakes.kubeconfigs import write_kubeconfig
 from tests.fakes.relay import Relay
 
 
@@ -26,23 +26,16 @@ class Setting:
 
     def __init__(self, api: Any, relay: Relay, folder: Path) -> None:
         self.api, self.relay = api, relay
-        self.token, self.authority = folder / "token", folder / "ca.pem"
+        self._folder, self.token, self.authority = folder, folder / "token", folder / "ca.pem"
         self.token.write_text("first")
         self.authority.write_text((folder / "certificate.pem").read_text())
-        self.kubeconfig: Path = api.kubeconfig(folder / "kubeconfig")
-        self.change("clusters", "cluster", server=f"https://127.0.0.1:{relay.port}")
-        content = yaml.safe_load(self.kubeconfig.read_text())
-        cluster = content["clusters"][0]["cluster"]
-        cluster.pop("certificate-authority-data", None)
-        cluster["certificate-authority"] = str(self.authority)
-        content["users"][0]["user"] = {"tokenFile": str(self.token)}
-        self.kubeconfig.write_text(yaml.safe_dump(content))
-        self.watch = api_watches(Client(str(self.kubeconfig), qps=-1), "n1", SHORT)[0]
+        self.watch = api_watches(Client(self.configure(), qps=-1), "n1", SHORT)[0]
 
-    def change(self, section: str, kind: str, **settings: str) -> None:
-        content = yaml.safe_load(self.kubeconfig.read_text())
-        content[section][0][kind].update(settings)
-        self.kubeconfig.write_text(yaml.safe_dump(content))
+    def configure(self, **settings: str) -> str:
+        """Write the kubeconfig with these settings of the cluster; return its path."""
+        url, authority = f"https://127.0.0.1:{self.relay.port}", str(self.authority)
+        cluster = {"server": url, "certificate-authority": authority, **settings}
+        return write_kubeconfig(self._folder, cluster, {"tokenFile": str(self.token)})
 
     def connections(self, lists: int = 3) -> int:
         """List some times; return how many connections the server has seen so far."""
@@ -82,7 +75,7 @@ def test_another_authority_needs_a_new_connection(setting: Setting) -> None:
 
 def test_another_server_name_needs_a_new_connection(setting: Setting) -> None:
     assert setting.connections() == 1
-    setting.change("clusters", "cluster", **{"tls-server-name": "127.0.0.1"})
+    setting.configure(**{"tls-server-name": "127.0.0.1"})
     assert setting.connections() == 2
 
 
@@ -148,11 +141,8 @@ def test_lists_are_compressed_and_watches_are_not() -> None:
 def test_kubeconfig_can_disable_compression(tmp_path: Path) -> None:
     exchanges: list[Exchange] = []
     with recording_server(exchanges) as api:
-        file = api.kubeconfig(tmp_path / "kubeconfig")
-        content = yaml.safe_load(file.read_text())
-        content["clusters"][0]["cluster"]["disable-compression"] = True
-        file.write_text(yaml.safe_dump(content))
-        services, *_ = api_watches(Client(str(file)), "n1")
+        path = write_kubeconfig(tmp_path, {"server": api.url, "disable-compression": True})
+        services, *_ = api_watches(Client(path), "n1")
         (listed,) = services.once()
     assert isinstance(listed, Listed)
     assert len(listed.objects) == len(NAMES)

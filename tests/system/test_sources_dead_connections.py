@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 from structlog.testing import capture_logs
 
 from pykubeproxy.sources import Client, Watch, api_watches
@@ -17,6 +16,7 @@ from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.transport import Keepalive
 from tests.fakes.cluster import SHORT, certificate, server, service
 from tests.fakes.follower import Follower, eventually
+from tests.fakes.kubeconfigs import write_kubeconfig
 from tests.fakes.process import dropped, inside_a_namespace
 from tests.fakes.relay import Relay, behind_a_relay
 
@@ -46,11 +46,12 @@ def proxied(stack: ExitStack, folder: Path) -> tuple[Any, Client, int]:
     """The connection to the proxy is the one that dies."""
     api = stack.enter_context(server(tls=certificate(folder)))
     relay = stack.enter_context(Relay(port_of(api.url), proxy=True))
-    path = api.kubeconfig(folder / "kubeconfig")
-    content = yaml.safe_load(path.read_text())
-    content["clusters"][0]["cluster"]["proxy-url"] = f"http://127.0.0.1:{relay.port}"
-    path.write_text(yaml.safe_dump(content))
-    return api, Client(str(path), qps=-1, keepalive=BRIEF), relay.port
+    cluster = {
+        "server": api.url,
+        "certificate-authority": str(folder / "certificate.pem"),
+        "proxy-url": f"http://127.0.0.1:{relay.port}",
+    }
+    return api, Client(write_kubeconfig(folder, cluster), qps=-1, keepalive=BRIEF), relay.port
 
 
 @pytest.mark.parametrize("way", [plain, tls, proxied])

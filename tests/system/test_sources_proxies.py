@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from pykubeproxy.agent.observe.events import ApiRecorder
 from pykubeproxy.lab.apiserver import ApiServer
@@ -15,6 +14,7 @@ from pykubeproxy.sources.queries import last_changes, server_access
 from tests.fakes.canned import CannedServer, whole
 from tests.fakes.cluster import SHORT, certificate, kubeconfig, server, service, unverified
 from tests.fakes.follower import Follower, eventually
+from tests.fakes.kubeconfigs import write_kubeconfig
 from tests.fakes.relay import Relay
 
 Write = Callable[..., str]
@@ -96,25 +96,15 @@ def test_the_reason_of_a_socks_proxy_is_reported(api: ApiServer, write: Write) -
 
 
 @pytest.mark.parametrize("proxied", [False, True])
-def test_each_request_names_the_user_to_impersonate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxied: bool
-) -> None:
+def test_each_request_names_the_user_to_impersonate(tmp_path: Path, proxied: bool) -> None:
     """Lists, watches, access reviews and events; each group in a header of its own."""
-    path = tmp_path / "kubeconfig"
     page = b'{"kind": "ServiceList", "metadata": {"resourceVersion": "1"}, "items": []}'
     with CannedServer(lambda _, connection: connection.sendall(whole(page))) as api:
         cluster = (
             {"server": "http://api.example/prefix", "proxy-url": api.url} if proxied else {"server": api.url}
         )
         user = {"as": "me", "as-groups": ["a", "b"], "as-user-extra": {"k/v": ["x"]}}
-        content = {
-            "clusters": [{"name": "c", "cluster": cluster}],
-            "users": [{"name": "u", "user": user}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
-        }
-        path.write_text(yaml.safe_dump(content))
-        client = Client(str(path), qps=-1)
+        client = Client(write_kubeconfig(tmp_path, cluster, user), qps=-1)
         recorder = ApiRecorder(client, "n1")
         recorder.on_node("Starting")
         server_access(client, "n1")

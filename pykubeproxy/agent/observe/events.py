@@ -227,7 +227,7 @@ def as_object(
         "action": event.action,
         "reason": event.reason,
         "regarding": {
-            "apiVersion": "discovery.k8s.io/v1" if event.kind == Kind.ENDPOINT_SLICE.value else "v1",
+            "apiVersion": Kind(event.kind).api_version,
             "kind": event.kind,
             "name": about.name,
             **{field: value for field, value in regarding.items() if value},

@@ -25,8 +25,6 @@ from pykubeproxy.wording import (
     plural,
     styled,
     text_of,
-    tied,
-    untied,
 )
 
 # iptables keeps probabilities in 31 bits; smaller changes are noise.
@@ -43,196 +41,6 @@ _NO_LONGER = {
 }
 # Present in the tables with or without services.
 _ALWAYS = frozenset((*skeleton.JUMPS, *skeleton.SHARED, *skeleton.FIXED))
-
-
-class PolicyChange(msgspec.Struct, frozen=True):
-    """The change of a service port under one policy; None on a side without frontends under it."""
-
-    policy: Policy
-    before: ServiceView | None
-    after: ServiceView | None
-
-    @property
-    def removed(self) -> tuple[EndpointView, ...]:
-        """The endpoints only before."""
-        return _only(self.before, self.after)
-
-    @property
-    def added(self) -> tuple[EndpointView, ...]:
-        """The endpoints only after."""
-        return _only(self.after, self.before)
-
-    @property
-    def reweighted(self) -> tuple[tuple[EndpointView, EndpointView], ...]:
-        """The endpoints on both sides with other shares."""
-        before, after = _endpoints(self.before), _endpoints(self.after)
-        pairs = ((old, after[key]) for key, old in before.items() if key in after)
-        return tuple((old, new) for old, new in pairs if abs(old.share - new.share) > _NOISE)
-
-
-class ServiceChange(msgspec.Struct, frozen=True):
-    """The change of one service port; no policies if its rules differ, but not what they do.
-
-    `present` tells whether the service port is there before, and after.
-    """
-
-    name: PortName
-    present: tuple[bool, bool]
-    policies: tuple[PolicyChange, ...]
-
-
-class RuleChanges(msgspec.Struct, frozen=True):
-    """The differences between two states of one family's tables.
-
-    - `chains`: every chain that differs
-    - `services`: the service ports that change
-    - `others`: jumps, fixed chains, and the rules of shared chains that belong to no service; all rules of a chain in
-      which only the order differs
-    - `branches`: chains of the dispatch tree that differ
-    - `unreferenced`: chains that differ and that no jump leads to, before or after
-    """
-
-    family: Family
-    chains: tuple[ChainDifference, ...] = ()
-    services: tuple[ServiceChange, ...] = ()
-    others: tuple[ChainDifference, ...] = ()
-    branches: tuple[str, ...] = ()
-    unreferenced: tuple[str, ...] = ()
-
-
-def compare_rules(before: Ruleset, after: Ruleset) -> RuleChanges:
-    """Compare two Rulesets of one family that hold only the chains and rules to compare."""
-    chains = difference(before, after)
-    if not chains:
-        return RuleChanges(after.family)
-    sides = [find_ports(ruleset, ServiceFilter()) for ruleset in (before, after)]
-    own = {chain.key.chain for chain in chains if is_owned(chain.key)}
-    jumps = tuple(_jumps(before, after))
-    above = _reachable(own, ((target, chain) for chain, target in jumps))
-    reachable = _reachable({key.chain for key in skeleton.SHARED}, jumps)
-    targets = {rule.target for ports in sides for port in ports.values() for rule in port.serving}
-    branches = (own & reachable) - _reachable(targets, jumps)
-    return RuleChanges(
-        family=after.family,
-        chains=chains,
-        services=tuple(_services(_affected(sides, chains, above), sides, (before, after))),
-        others=tuple(_others(chains)),
-        branches=tuple(
-            chain.key.chain for chain in chains if chain.key.chain in branches and _branches_differ(chain)
-        ),
-        unreferenced=tuple(sorted(own - reachable)),
-    )
-
-
-def _affected(
-    sides: Sequence[Mapping[PortName, FrontendRules]], chains: Sequence[ChainDifference], above: set[str]
-) -> list[PortName]:
-    """Return the service ports with a rule in a differing chain, or with a path to one."""
-    titles = {title for chain in _frontend_rules(chains) for title in _titles(chain)}
-    return [
-        name
-        for name in sorted({**sides[0], **sides[1]})
-        if (str(name), name.protocol) in titles
-        or any(rule.target in above for ports in sides if name in ports for rule in ports[name].serving)
-    ]
-
-
-def _services(
-    affected: Sequence[PortName],
-    sides: Sequence[Mapping[PortName, FrontendRules]],
-    rulesets: Sequence[Ruleset],
-) -> Iterator[ServiceChange]:
-    views: list[dict[tuple[PortName, Policy], ServiceView]] = []
-    for ports, ruleset in zip(sides, rulesets, strict=True):
-        some = {name: ports[name] for name in affected if name in ports}
-        views.append({(view.name, view.policy): view for view in port_views(ruleset, {}, some)})
-    before, after = views
-    for name in affected:
-        pairs = (
-            PolicyChange(policy, before.get((name, policy)), after.get((name, policy))) for policy in Policy
-        )
-        yield ServiceChange(name, (name in sides[0], name in sides[1]), tuple(filter(_differs, pairs)))
-
-
-def _differs(change: PolicyChange) -> bool:
-    before, after = change.before, change.after
-    if before is None or after is None:
-        return before is not after
-    bare = [msgspec.structs.replace(view, endpoints=()) for view in (before, after)]
-    return bare[0] != bare[1] or bool(change.removed or change.added or change.reweighted)
-
-
-def _others(chains: Iterable[ChainDifference]) -> Iterator[ChainDifference]:
-    for chain in chains:
-        if chain.key in skeleton.SHARED:
-            bare = ChainDifference(chain.key, _untitled(chain.before), _untitled(chain.after))
-            if chain.before and chain.after and sorted(chain.before) == sorted(chain.after):
-                yield chain
-            elif bare.before != bare.after:
-                yield bare
-        elif not is_owned(chain.key):
-            yield chain
-
-
-def _untitled(rules: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    return None if rules is None else tuple(rule for rule in rules if not parse_rule(rule).title)
-
-
-def _branches_differ(chain: ChainDifference) -> bool:
-    """Return whether a chain of the dispatch tree differs in more than rules of single services."""
-    rules = (*chain.gone, *chain.new)
-    return not rules or any(not parse_rule(rule).title for rule in rules)
-
-
-def _frontend_rules(chains: Sequence[ChainDifference]) -> Iterator[ChainDifference]:
-    """Yield the chains of each table as one: in a dispatch tree, the same rules stand in other chains."""
-    for key in (skeleton.NAT_SERVICES, skeleton.FILTER_SERVICES):
-        some = [chain for chain in chains if chain.key.table == key.table]
-        before = tuple(rule for chain in some for rule in chain.before or ())
-        after = tuple(rule for chain in some for rule in chain.after or ())
-        yield ChainDifference(key, before, after)
-
-
-def _titles(chain: ChainDifference) -> Iterator[tuple[str, str]]:
-    """Yield the service ports whose frontends have rules that differ, as (name, protocol)."""
-    for text in set(chain.before or ()) ^ set(chain.after or ()):
-        if "--dport " in text:
-            rule = parse_rule(text)
-            # Health checks use TCP, also for service ports of other protocols.
-            protocols = [one.value for one in Protocol] if rule.target == "ACCEPT" else [rule.protocol]
-            yield from ((rule.title, protocol) for protocol in protocols)
-
-
-def _jumps(*rulesets: Ruleset) -> Iterator[tuple[str, str]]:
-    """Yield the jumps between our chains. The target is the last word of such a rule."""
-    for ruleset in rulesets:
-        for (_, chain), rules in ruleset.chains.items():
-            for rule in rules:
-                target = rule[rule.rfind(" ") + 1 :]
-                if target.startswith("KUBE-"):
-                    yield chain, target
-
-
-def _reachable(start: set[str], jumps: Iterable[tuple[str, str]]) -> set[str]:
-    """Return the chains that any number of jumps reach, the start included."""
-    targets: dict[str, set[str]] = {}
-    for chain, target in jumps:
-        targets.setdefault(chain, set()).add(target)
-    found, waiting = set(start), list(start)
-    while waiting:
-        new = targets.get(waiting.pop(), set()) - found
-        found |= new
-        waiting += new
-    return found
-
-
-def _endpoints(view: ServiceView | None) -> dict[tuple[str, int], EndpointView]:
-    return {(one.address, one.port): one for one in view.endpoints} if view else {}
-
-
-def _only(view: ServiceView | None, other: ServiceView | None) -> tuple[EndpointView, ...]:
-    known = _endpoints(other)
-    return tuple(one for key, one in _endpoints(view).items() if key not in known)
 
 
 class SharedEndpoint(msgspec.Struct, frozen=True, rename="camel"):
@@ -313,42 +121,185 @@ class RulesDifference(msgspec.Struct, frozen=True, rename="camel"):
     messages: tuple[str, ...]
 
 
+class RuleChanges(msgspec.Struct, frozen=True):
+    """The differences between two states of one family's tables.
+
+    - `chains`: every chain that differs
+    - `ports`: the service ports that change
+    - `messages`: sentences about both, those about service ports last
+    """
+
+    family: Family
+    chains: tuple[ChainDifference, ...] = ()
+    ports: tuple[PortDifference, ...] = ()
+    messages: tuple[str, ...] = ()
+
+
+def compare_rules(before: Ruleset, after: Ruleset) -> RuleChanges:
+    """Compare two Rulesets of one family that hold only the chains and rules to compare."""
+    chains = difference(before, after)
+    if not chains:
+        return RuleChanges(after.family)
+    sides = [find_ports(ruleset, ServiceFilter()) for ruleset in (before, after)]
+    own = {chain.key.chain for chain in chains if is_owned(chain.key)}
+    jumps = tuple(_jumps(before, after))
+    above = _reachable(own, ((target, chain) for chain, target in jumps))
+    reachable = _reachable({key.chain for key in skeleton.SHARED}, jumps)
+    targets = {rule.target for ports in sides for port in ports.values() for rule in port.serving}
+    branches = (own & reachable) - _reachable(targets, jumps)
+    ports = tuple(_ports(_affected(sides, chains, above), sides, (before, after)))
+    messages = [*_other_sentences(tuple(_others(chains)))]
+    if number := sum(chain.key.chain in branches and _branches_differ(chain) for chain in chains):
+        messages.append(f"{counted(number, 'chain')} of the dispatch tree: different rules")
+    if unreferenced := sorted(own - reachable):
+        number = len(unreferenced)
+        messages.append(
+            f"{number} unreferenced {plural(number, 'chain')} removed: {listed(unreferenced, _LISTED)}"
+        )
+    messages += (message for port in ports for message in port.messages)
+    return RuleChanges(after.family, chains, ports, tuple(messages))
+
+
+def _affected(
+    sides: Sequence[Mapping[PortName, FrontendRules]], chains: Sequence[ChainDifference], above: set[str]
+) -> list[PortName]:
+    """Return the service ports with a rule in a differing chain, or with a path to one."""
+    titles = {title for chain in _frontend_rules(chains) for title in _titles(chain)}
+    return [
+        name
+        for name in sorted({**sides[0], **sides[1]})
+        if (str(name), name.protocol) in titles
+        or any(rule.target in above for ports in sides if name in ports for rule in ports[name].serving)
+    ]
+
+
+def _ports(
+    affected: Sequence[PortName],
+    sides: Sequence[Mapping[PortName, FrontendRules]],
+    rulesets: Sequence[Ruleset],
+) -> Iterator[PortDifference]:
+    views: list[dict[tuple[PortName, Policy], ServiceView]] = []
+    for ports, ruleset in zip(sides, rulesets, strict=True):
+        some = {name: ports[name] for name in affected if name in ports}
+        views.append({(view.name, view.policy): view for view in port_views(ruleset, {}, some)})
+    for name in affected:
+        pairs = {policy: (views[0].get((name, policy)), views[1].get((name, policy))) for policy in Policy}
+        differences = {policy: _policy_difference(policy, *pair) for policy, pair in pairs.items()}
+        found = [(one, *pairs[policy]) for policy, one in differences.items() if one]
+        change = _state(name in sides[0], name in sides[1])
+        yield PortDifference(
+            name.namespace,
+            name.service,
+            name.port,
+            name.protocol,
+            rulesets[0].family,
+            change,
+            tuple(one for one, _, _ in found),
+            tuple(_port_sentences(name, change, found)),
+        )
+
+
+def _policy_difference(
+    policy: Policy, before: ServiceView | None, after: ServiceView | None
+) -> PolicyDifference | None:
+    """Return what differs under one policy; None for nothing."""
+    old, new = _endpoints(before), _endpoints(after)
+    found = PolicyDifference(
+        policy,
+        before.verdict if before else None,
+        after.verdict if after else None,
+        tuple(SharedEndpoint(*key, share) for key, share in old.items() if key not in new),
+        tuple(SharedEndpoint(*key, share) for key, share in new.items() if key not in old),
+        tuple(
+            ChangedShare(*key, share, new[key])
+            for key, share in old.items()
+            if key in new and abs(share - new[key]) > _NOISE
+        ),
+    )
+    if before is None or after is None:
+        return None if before is after else found
+    bare = [msgspec.structs.replace(view, endpoints=()) for view in (before, after)]
+    differs = bare[0] != bare[1] or found.endpoints_removed or found.endpoints_added or found.shares_changed
+    return found if differs else None
+
+
+def _others(chains: Iterable[ChainDifference]) -> Iterator[ChainDifference]:
+    for chain in chains:
+        if chain.key in skeleton.SHARED:
+            bare = ChainDifference(chain.key, _untitled(chain.before), _untitled(chain.after))
+            if chain.before and chain.after and sorted(chain.before) == sorted(chain.after):
+                yield chain
+            elif bare.before != bare.after:
+                yield bare
+        elif not is_owned(chain.key):
+            yield chain
+
+
+def _untitled(rules: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    return None if rules is None else tuple(rule for rule in rules if not parse_rule(rule).title)
+
+
+def _branches_differ(chain: ChainDifference) -> bool:
+    """Return whether a chain of the dispatch tree differs in more than rules of single services."""
+    rules = (*chain.gone, *chain.new)
+    return not rules or any(not parse_rule(rule).title for rule in rules)
+
+
+def _frontend_rules(chains: Sequence[ChainDifference]) -> Iterator[ChainDifference]:
+    """Yield the chains of each table as one: in a dispatch tree, the same rules stand in other chains."""
+    for key in (skeleton.NAT_SERVICES, skeleton.FILTER_SERVICES):
+        some = [chain for chain in chains if chain.key.table == key.table]
+        before = tuple(rule for chain in some for rule in chain.before or ())
+        after = tuple(rule for chain in some for rule in chain.after or ())
+        yield ChainDifference(key, before, after)
+
+
+def _titles(chain: ChainDifference) -> Iterator[tuple[str, str]]:
+    """Yield the service ports whose frontends have rules that differ, as (name, protocol)."""
+    for text in set(chain.before or ()) ^ set(chain.after or ()):
+        if "--dport " in text:
+            rule = parse_rule(text)
+            # Health checks use TCP, also for service ports of other protocols.
+            protocols = [one.value for one in Protocol] if rule.target == "ACCEPT" else [rule.protocol]
+            yield from ((rule.title, protocol) for protocol in protocols)
+
+
+def _jumps(*rulesets: Ruleset) -> Iterator[tuple[str, str]]:
+    """Yield the jumps between our chains. The target is the last word of such a rule."""
+    for ruleset in rulesets:
+        for (_, chain), rules in ruleset.chains.items():
+            for rule in rules:
+                target = rule[rule.rfind(" ") + 1 :]
+                if target.startswith("KUBE-"):
+                    yield chain, target
+
+
+def _reachable(start: set[str], jumps: Iterable[tuple[str, str]]) -> set[str]:
+    """Return the chains that any number of jumps reach, the start included."""
+    targets: dict[str, set[str]] = {}
+    for chain, target in jumps:
+        targets.setdefault(chain, set()).add(target)
+    found, waiting = set(start), list(start)
+    while waiting:
+        new = targets.get(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _endpoints(view: ServiceView | None) -> dict[tuple[str, int], float]:
+    """Return the shares of endpoints."""
+    return {(one.address, one.port): one.share for one in view.endpoints} if view else {}
+
+
 def rules_difference(changes: Iterable[RuleChanges]) -> RulesDifference:
     """Return the differences of both families."""
     found = [change for change in changes if change.chains]
-    families = {change.family: tuple(sentences(change)) for change in found}
     return RulesDifference(
-        ports=tuple(
-            _port_difference(change.family, service) for change in found for service in change.services
-        ),
+        ports=tuple(port for change in found for port in change.ports),
         chains=tuple(_chain_difference(change.family, chain) for change in found for chain in change.chains),
-        families={family: tuple(map(untied, some)) for family, some in families.items()},
-        messages=tuple(untied(sentence) for some in families.values() for sentence in some),
-    )
-
-
-def _port_difference(family: Family, change: ServiceChange) -> PortDifference:
-    name = change.name
-    return PortDifference(
-        name.namespace,
-        name.service,
-        name.port,
-        name.protocol,
-        family,
-        _state(*change.present),
-        tuple(_policy_difference(policy) for policy in change.policies),
-        tuple(untied(sentence) for sentence in service_sentences(change)),
-    )
-
-
-def _policy_difference(change: PolicyChange) -> PolicyDifference:
-    return PolicyDifference(
-        change.policy,
-        change.before.verdict if change.before else None,
-        change.after.verdict if change.after else None,
-        tuple(SharedEndpoint(view.address, view.port, view.share) for view in change.removed),
-        tuple(SharedEndpoint(view.address, view.port, view.share) for view in change.added),
-        tuple(ChangedShare(old.address, old.port, old.share, new.share) for old, new in change.reweighted),
+        families={change.family: change.messages for change in found},
+        messages=tuple(message for change in found for message in change.messages),
     )
 
 
@@ -375,75 +326,67 @@ def unified(changes: Iterable[RuleChanges], before: str, after: str) -> SafeText
     )
 
 
-def sentences(changes: RuleChanges) -> Iterator[str]:
-    """Yield one sentence per change: first jumps and shared chains, then each service."""
-    yield from _other_sentences(changes.others)
-    if changes.branches:
-        yield f"{counted(len(changes.branches), 'chain')} of the dispatch tree: different rules"
-    if changes.unreferenced:
-        number = len(changes.unreferenced)
-        yield f"{number} unreferenced {plural(number, 'chain')} removed: {listed(changes.unreferenced, _LISTED)}"
-    for service in changes.services:
-        yield from service_sentences(service)
-
-
-def service_sentences(change: ServiceChange) -> Iterator[str]:
+def _port_sentences(
+    name: PortName,
+    change: str,
+    policies: Sequence[tuple[PolicyDifference, ServiceView | None, ServiceView | None]],
+) -> Iterator[str]:
     """Yield the changes of one service port."""
-    protocol = "" if change.name.protocol == "TCP" else f" {change.name.protocol}"
-    title = f"{change.name}{protocol}"
-    if not change.policies:
+    title = f"{name} {name.protocol}" if name.protocol != "TCP" else str(name)
+    if not policies:
         yield f"{title}: different rules for the same endpoints"
-    match change.present:
-        case (False, True):
-            title += " added"
-        case (True, False):
-            title += " removed"
-    several = len(change.policies) > 1 or any(one.policy is Policy.LOCAL for one in change.policies)
-    for policy in change.policies:
-        under = f" (policy {policy.policy.value})" if several else ""
-        yield f"{title}{under}: {'; '.join(_policy(policy, change.present))}"
-
-
-def _policy(change: PolicyChange, present: tuple[bool, bool]) -> Iterator[str]:
-    before, after = change.before, change.after
-    if before is None or after is None:
-        view = before or after
-        assert view is not None, "a change has a before or an after"
-        if all(present):
-            yield "added" if after else "removed"
-        yield ", ".join(tied(str(frontend)) for frontend in view.frontends or view.from_this_node)
-        if view.verdict is not PacketVerdict.DNAT:
-            yield rejection(view)
-        if view.endpoints:
-            yield f"{counted(len(view.endpoints), 'endpoint')}: {_named_endpoints(view.endpoints)}"
-        return
-    yield from _endpoint_changes(change, before, after)
-    yield from _frontend_changes(before.frontends, after.frontends, "")
-    yield from _frontend_changes(before.from_this_node, after.from_this_node, " for this node and its pods")
-    yield from _setting_changes(before, after)
-
-
-def _endpoint_changes(change: PolicyChange, before: ServiceView, after: ServiceView) -> Iterator[str]:
-    for state, endpoints in (("removed", change.removed), ("added", change.added)):
-        if endpoints:
-            yield f"{counted(len(endpoints), 'endpoint')} {state}: {_named_endpoints(endpoints)}"
-    if change.reweighted:
-        pairs = {(percent(old.share), percent(new.share)) for old, new in change.reweighted}
-        others = " of the others" if change.removed or change.added else ""
-        if len(pairs) == 1:
-            yield "share{} {} → {}".format(others, *next(iter(pairs)))
+    if change != "changed":
+        title += f" {change}"
+    several = len(policies) > 1 or any(found.policy is Policy.LOCAL for found, _, _ in policies)
+    for found, before, after in policies:
+        under = f" (policy {found.policy.value})" if several else ""
+        if before and after:
+            parts = _view_changes(found, before, after)
         else:
-            yield f"different shares for {_named_endpoints([new for _, new in change.reweighted])}"
+            parts = _one_view(before, after, with_state=change == "changed")
+        yield f"{title}{under}: {'; '.join(parts)}"
+
+
+def _one_view(before: ServiceView | None, after: ServiceView | None, *, with_state: bool) -> Iterator[str]:
+    view = before or after
+    assert view is not None, "a change has a before or an after"
+    if with_state:
+        yield "added" if after else "removed"
+    yield ", ".join(map(str, view.frontends or view.from_this_node))
+    if view.verdict is not PacketVerdict.DNAT:
+        yield rejection(view)
+    if view.endpoints:
+        yield f"{counted(len(view.endpoints), 'endpoint')}: {_named_endpoints(view.endpoints)}"
+
+
+def _view_changes(found: PolicyDifference, before: ServiceView, after: ServiceView) -> Iterator[str]:
+    yield from _endpoint_changes(found)
     if before.verdict is not after.verdict:
         if before.verdict is not PacketVerdict.DNAT:
             yield _NO_LONGER[before.verdict]
         if after.verdict is not PacketVerdict.DNAT:
             yield rejection(after)
+    yield from _frontend_changes(before.frontends, after.frontends, "")
+    yield from _frontend_changes(before.from_this_node, after.from_this_node, " for this node and its pods")
+    yield from _setting_changes(before, after)
+
+
+def _endpoint_changes(found: PolicyDifference) -> Iterator[str]:
+    removed, added, shares = found.endpoints_removed, found.endpoints_added, found.shares_changed
+    for state, endpoints in (("removed", removed), ("added", added)):
+        if endpoints:
+            yield f"{counted(len(endpoints), 'endpoint')} {state}: {_named_endpoints(endpoints)}"
+    pairs = {(percent(one.before), percent(one.after)) for one in shares}
+    if len(pairs) == 1:
+        others = " of the others" if removed or added else ""
+        yield "share{} {} → {}".format(others, *next(iter(pairs)))
+    elif pairs:
+        yield f"different shares for {_named_endpoints(shares)}"
 
 
 def _frontend_changes(before: Sequence[Frontend], after: Sequence[Frontend], where: str) -> Iterator[str]:
     for state, some, others in (("removed", before, after), ("added", after, before)):
-        if only := [tied(str(frontend)) for frontend in some if frontend not in others]:
+        if only := [str(frontend) for frontend in some if frontend not in others]:
             yield f"{', '.join(only)} {state}{where}"
 
 
@@ -489,7 +432,7 @@ def _rules(difference: ChainDifference) -> str:
     return ", ".join(parts) or "the same rules in another order"
 
 
-def _named_endpoints(endpoints: Sequence[EndpointView]) -> str:
+def _named_endpoints(endpoints: Iterable[EndpointView | SharedEndpoint | ChangedShare]) -> str:
     return listed((address_and_port(one.address, one.port) for one in endpoints), _LISTED)
 
 

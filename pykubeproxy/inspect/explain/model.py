@@ -4,12 +4,14 @@ The services package decides and gives the reasons; this module adds frontends, 
 answer form a group. Rules of a node agree with that, or they do not.
 """
 
+import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from pykubeproxy.inspect.explain import sentences
 from pykubeproxy.inspect.routes import PacketVerdict, Policy
 from pykubeproxy.inspect.targets import ServiceFilter
 from pykubeproxy.objects import EndpointSlice, Family, Key, Node, Service, address_and_port
@@ -40,45 +42,107 @@ from pykubeproxy.wording import listed
 _SUGGESTIONS = 3
 
 
-class EndpointExplanation(msgspec.Struct, frozen=True, gc=False):
-    """An endpoint under one policy, why it is used or not, and its share of new connections."""
+class ExplainedNode(msgspec.Struct, frozen=True, rename="camel"):
+    """A node for which the Service is explained.
 
-    resolved: ResolvedEndpoint
-    reason: Reason
+    - `zone`: null if unknown
+    """
+
+    name: str
+    zone: str | None = None
+
+    @property
+    def title(self) -> str:
+        """Return text such as "node1 in zone-a"."""
+        name = self.name or "a node without a name"
+        return f"{name} in {self.zone}" if self.zone else f"{name}, zone unknown"
+
+
+class ExplainedEndpoint(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """An endpoint of a service port under a policy.
+
+    - `node`, `zone`, `pod`: where it runs, "" if unknown
+    - `share`: its part of new connections, 0 to 1
+    - `reason`: why it is used or not, such as "not-ready"
+    - `message`: the same as a phrase
+    """
+
+    address: str
+    port: int
+    node: str
+    zone: str
+    pod: str
     share: float
+    used: bool
+    reason: str
+    message: str
+
+    @property
+    def target(self) -> str:
+        """Return "ip:port", or "[ip]:port" for IPv6."""
+        return address_and_port(self.address, self.port)
 
 
-class PolicyExplanation(msgspec.Struct, frozen=True):
+class ExplainedHints(msgspec.Struct, frozen=True, rename="camel"):
+    """Topology hints that are ignored.
+
+    - `kind`: "node" or "zone"
+    - `value`: the name or zone of the node
+    - `endpoints_without`: "ip:port" of ready endpoints without such a hint
+    """
+
+    kind: str
+    value: str
+    endpoints_without: tuple[str, ...]
+    message: str
+
+
+class ExplainedGroup(msgspec.Struct, frozen=True, rename="camel"):
+    """The nodes that use the same endpoints of a service port under a policy.
+
+    - `verdict`: "dnat", or "reject" or "drop" without endpoints
+    - `message`: why there are no endpoints; null if there are
+    - `topology`: "all", "same node" or "same zone"; null if hints do not apply
+    """
+
+    nodes: tuple[ExplainedNode, ...]
+    verdict: PacketVerdict
+    message: str | None
+    topology: TopologyMode | None
+    ignored_hints: tuple[ExplainedHints, ...]
+    endpoints: tuple[ExplainedEndpoint, ...]
+
+    @property
+    def serves(self) -> bool:
+        """Whether these nodes send packets to endpoints."""
+        return self.verdict is PacketVerdict.DNAT
+
+
+class ExplainedPolicy(msgspec.Struct, frozen=True, rename="camel"):
     """A service port under one traffic policy.
 
-    - `chain`: the balancing chain of table nat; "" without endpoints
-    - `frontends`: the frontends under this policy
-    - `from_this_node`: the frontends that lead here only for packets of this node and its pods
+    - `policy`: "Cluster" or "Local"
+    - `chain`: the balancing chain of table nat; null without endpoints
+    - `frontends`: the addresses under this policy
+    - `from_this_node`: frontends that lead here only for packets of the same node and its pods
+    - `groups`: one for all nodes that use the same endpoints
     """
 
     policy: Policy
-    verdict: PacketVerdict
-    chain: str
+    chain: str | None
     frontends: tuple[Frontend, ...]
     from_this_node: tuple[Frontend, ...]
-    endpoints: tuple[EndpointExplanation, ...]
+    groups: tuple[ExplainedGroup, ...]
 
 
 class PortExplanation(msgspec.Struct, frozen=True):
-    """One service port in one family.
-
-    - `topology`: None if policy Cluster, the only one that uses hints, does not apply
-    - `slices`: the number of EndpointSlices considered
-    """
+    """One service port in one family. All but the groups of its policies is that of the first node."""
 
     family: Family
     context: RuleContext
     port: ServicePort
-    policies: tuple[PolicyExplanation, ...]
-    topology: TopologyMode | None
-    ignored_hints: tuple[IgnoredHints, ...]
+    policies: tuple[ExplainedPolicy, ...]
     skipped: tuple[Skipped, ...]
-    slices: int
 
     @property
     def name(self) -> PortName:
@@ -86,19 +150,11 @@ class PortExplanation(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """A Service with its ports by family, or the reason why a family has none."""
+    """A Service on one or several nodes: its ports by family, or the reason why a family has none."""
 
     service: Service
     ports: tuple[PortExplanation, ...]
     skipped: Mapping[Family, ServiceSkipReason]
-
-    def only(self, families: Collection[Family]) -> Self:
-        """Return what is explained about these families."""
-        return msgspec.structs.replace(
-            self,
-            ports=tuple(port for port in self.ports if port.family in families),
-            skipped={family: reason for family, reason in self.skipped.items() if family in families},
-        )
 
 
 def _similar(cluster: Cluster, name: str) -> str:
@@ -110,9 +166,15 @@ def _similar(cluster: Cluster, name: str) -> str:
 
 
 def explain_all(
-    cluster: Cluster, filter_: ServiceFilter, contexts: Mapping[Family, RuleContext]
+    cluster: Cluster,
+    filter_: ServiceFilter,
+    contexts: Mapping[Family, RuleContext],
+    nodes: tuple[ExplainedNode, ...] = (),
 ) -> tuple[Explanation, ...]:
-    """Explain the matching Services and ports, by namespace. Raises LookupError with one line if none matches."""
+    """Explain the matching Services and ports for nodes with the same answer, by namespace.
+
+    Raises LookupError with one line if none matches.
+    """
     service_filter = msgspec.structs.replace(filter_, port="")
     matching = (
         service
@@ -123,7 +185,7 @@ def explain_all(
     if not services:
         where = "" if filter_.namespace else " in any namespace"
         raise LookupError(f"there is no Service {service_filter}{where}; {_similar(cluster, filter_.name)}")
-    explained = [explain(cluster, service, contexts) for service in services]
+    explained = [explain(cluster, service, contexts, nodes) for service in services]
     if not filter_.port:
         return tuple(explained)
     found = tuple(one for each in explained if (one := _matching(each, filter_)).ports or not each.ports)
@@ -139,8 +201,13 @@ def explain_all(
     return found
 
 
-def explain(cluster: Cluster, service: Service, contexts: Mapping[Family, RuleContext]) -> Explanation:
-    """Explain a Service in each family that has a context."""
+def explain(
+    cluster: Cluster,
+    service: Service,
+    contexts: Mapping[Family, RuleContext],
+    nodes: tuple[ExplainedNode, ...] = (),
+) -> Explanation:
+    """Explain a Service for nodes with the same answer, in each family that has a context."""
     ports: list[PortExplanation] = []
     found = {
         family: service_ports(service, family, on.allow_external_ips, on.reserved)
@@ -156,9 +223,11 @@ def explain(cluster: Cluster, service: Service, contexts: Mapping[Family, RuleCo
             resolved[family] = result
     for family, context in contexts.items():
         if family in resolved:
-            slices = cluster.slices_of(service.key, family)
+            has_slices = bool(cluster.slices_of(service.key, family))
             ignored = tuple(_ignored_slices(cluster.all_slices_of(service.key), family, skipped))
-            ports += (_port(family, context, port, ignored, len(slices)) for port in resolved[family])
+            for port in resolved[family]:
+                policies = tuple(_policies(port, context, nodes, has_slices=has_slices))
+                ports.append(PortExplanation(family, context, port.port, policies, (*port.skipped, *ignored)))
     return Explanation(service, tuple(ports), skipped)
 
 
@@ -181,44 +250,63 @@ def _ignored_slices(
             yield Skipped(slice_.name, "", reason)
 
 
-def _port(
-    family: Family, context: RuleContext, resolved: ResolvedPort, ignored: tuple[Skipped, ...], slices: int
-) -> PortExplanation:
+def _policies(
+    resolved: ResolvedPort, context: RuleContext, nodes: tuple[ExplainedNode, ...], *, has_slices: bool
+) -> Iterator[ExplainedPolicy]:
     port, selection = resolved.port, resolved.selection
-    endpoints = tuple(verdict.endpoint for verdict in selection.verdicts)
-    policies = ((Policy.CLUSTER, port.uses_cluster_endpoints), (Policy.LOCAL, port.uses_local_endpoints))
-    return PortExplanation(
-        family=family,
-        context=context,
-        port=port,
-        policies=tuple(_policy(resolved, policy) for policy, applies in policies if applies),
-        topology=selection.topology if port.uses_cluster_endpoints else None,
-        ignored_hints=ignored_hints(endpoints, context.node) if port.uses_cluster_endpoints else (),
-        skipped=(*resolved.skipped, *ignored),
-        slices=slices,
+    rejected = PacketVerdict.DROP if selection.any_usable else PacketVerdict.REJECT
+    applies = {Policy.CLUSTER: port.uses_cluster_endpoints, Policy.LOCAL: port.uses_local_endpoints}
+    for policy in (policy for policy in Policy if applies[policy]):
+        local = policy is Policy.LOCAL
+        reasons = [
+            (one.endpoint, reason)
+            for one in selection.verdicts
+            if (reason := one.local if local else one.cluster)
+        ]
+        used = sum(reason.used for _, reason in reasons)
+        verdict = PacketVerdict.DNAT if used else rejected
+        endpoints = tuple(verdict.endpoint for verdict in selection.verdicts)
+        group = ExplainedGroup(
+            nodes=nodes,
+            verdict=verdict,
+            message=None if used else sentences.rejection(verdict, bool(reasons), has_slices=has_slices),
+            topology=None if local else selection.topology,
+            ignored_hints=() if local else tuple(map(_hints, ignored_hints(endpoints, context.node))),
+            endpoints=tuple(_endpoint(one, reason, used) for one, reason in reasons),
+        )
+        chain = names.local_chain(port.name) if local else names.cluster_chain(port.name)
+        yield ExplainedPolicy(
+            policy=policy,
+            chain=chain if used else None,
+            frontends=policy_frontends(port, local),
+            from_this_node=frontends(port)[1:] if port.external_local and not local else (),
+            groups=(group,),
+        )
+
+
+def _hints(ignored: IgnoredHints) -> ExplainedHints:
+    kind = "node" if ignored.mode is TopologyMode.SAME_NODE else "zone"
+    return ExplainedHints(kind, ignored.domain, ignored.unhinted, sentences.ignored_hints_message(ignored))
+
+
+def _endpoint(resolved: ResolvedEndpoint, reason: Reason, used: int) -> ExplainedEndpoint:
+    endpoint = resolved.endpoint
+    return ExplainedEndpoint(
+        address=endpoint.address,
+        port=resolved.port,
+        node=endpoint.node_name,
+        zone=endpoint.zone,
+        pod=endpoint.pod,
+        share=round(1 / used, 9) if reason.used else 0.0,
+        used=reason.used,
+        reason=word(reason),
+        message=sentences.endpoint_reason(reason, endpoint),
     )
 
 
-def _policy(resolved: ResolvedPort, policy: Policy) -> PolicyExplanation:
-    port, selection = resolved.port, resolved.selection
-    local = policy is Policy.LOCAL
-    reasons = [
-        (v.endpoint, reason) for v in selection.verdicts if (reason := v.local if local else v.cluster)
-    ]
-    used = sum(reason.used for _, reason in reasons)
-    rejection = PacketVerdict.DROP if selection.any_usable else PacketVerdict.REJECT
-    chain = names.local_chain(port.name) if local else names.cluster_chain(port.name)
-    return PolicyExplanation(
-        policy=policy,
-        verdict=PacketVerdict.DNAT if used else rejection,
-        chain=chain if used else "",
-        frontends=policy_frontends(port, local),
-        from_this_node=frontends(port)[1:] if port.external_local and not local else (),
-        endpoints=tuple(
-            EndpointExplanation(endpoint, reason, 1 / used if reason.used else 0.0)
-            for endpoint, reason in reasons
-        ),
-    )
+def word(reason: enum.Enum) -> str:
+    """Return a stable word for programs."""
+    return reason.name.lower().replace("_", "-")
 
 
 # Only the comparison with rules needs the modules that read them.
@@ -229,34 +317,6 @@ if TYPE_CHECKING:
 _TARGETS = 3
 # The contexts of a node, by family.
 ContextsOf = Callable[[Node], Mapping[Family, RuleContext]]
-
-
-class NodeGroup(msgspec.Struct, frozen=True):
-    """Nodes that use the same endpoints of a service port under a policy; `port` and `policy` are those of the first."""
-
-    nodes: tuple[str, ...]
-    zones: tuple[str, ...]
-    port: PortExplanation
-    policy: PolicyExplanation
-
-    @property
-    def serves(self) -> bool:
-        """Whether these nodes send packets to endpoints."""
-        return self.policy.verdict is PacketVerdict.DNAT
-
-
-class PortOnNodes(msgspec.Struct, frozen=True):
-    """A service port on all nodes. `first` is its explanation on one of them."""
-
-    first: PortExplanation
-    policies: Mapping[Policy, tuple[NodeGroup, ...]]
-
-
-class ServiceOnNodes(msgspec.Struct, frozen=True):
-    """A Service on all nodes. `first` is its explanation on one of them."""
-
-    first: Explanation
-    ports: tuple[PortOnNodes, ...]
 
 
 class RulesAgreement(msgspec.Struct, frozen=True, rename="camel"):
@@ -279,18 +339,22 @@ def explain_nodes(
     nodes: Iterable[Node],
     contexts_of: ContextsOf,
     families: Collection[Family] = tuple(Family),
-) -> tuple[ServiceOnNodes, ...]:
+) -> tuple[Explanation, ...]:
     """Explain the matching Services on these nodes, which are at least one. Raises LookupError if none matches.
 
     Contexts are of both families, as the one matters to the other; the answer is about `families`.
     """
     named = _named_nodes(cluster, query)
-    found: dict[Key, list[tuple[Sequence[Node], Explanation]]] = {}
+    found: dict[Key, list[Explanation]] = {}
     for some in _alike(nodes, named):
-        for explanation in explain_all(cluster, query, contexts_of(some[0])):
-            kept = explanation.only(families)
-            found.setdefault(explanation.service.key, []).append((some, kept))
-    return tuple(_service(answers) for answers in found.values())
+        for explanation in explain_all(cluster, query, contexts_of(some[0]), explained_nodes(some)):
+            found.setdefault(explanation.service.key, []).append(explanation)
+    return tuple(_on_all_nodes(answers, families) for answers in found.values())
+
+
+def explained_nodes(nodes: Iterable[Node]) -> tuple[ExplainedNode, ...]:
+    """Return nodes as the report names them."""
+    return tuple(ExplainedNode(node.name, node.zone or None) for node in nodes)
 
 
 def _named_nodes(cluster: Cluster, query: ServiceFilter) -> frozenset[str]:
@@ -313,62 +377,53 @@ def _alike(nodes: Iterable[Node], named: Collection[str]) -> Iterable[Sequence[N
     return groups.values()
 
 
-def _service(answers: Sequence[tuple[Sequence[Node], Explanation]]) -> ServiceOnNodes:
-    _, first = answers[0]
-    ports: dict[tuple[PortName, Family], list[tuple[Sequence[Node], PortExplanation]]] = {}
-    for nodes, explanation in answers:
-        for port in explanation.ports:
-            ports.setdefault((port.name, port.family), []).append((nodes, port))
-    return ServiceOnNodes(first, tuple(_port_on_nodes(some) for some in ports.values()))
+def _on_all_nodes(answers: Sequence[Explanation], families: Collection[Family]) -> Explanation:
+    """Join the answers of all nodes about a Service in these families."""
+    first = answers[0]
+    ports: dict[tuple[PortName, Family], list[PortExplanation]] = {}
+    for port in (port for answer in answers for port in answer.ports if port.family in families):
+        ports.setdefault((port.name, port.family), []).append(port)
+    skipped = {family: reason for family, reason in first.skipped.items() if family in families}
+    return Explanation(first.service, tuple(map(_port_on_all_nodes, ports.values())), skipped)
 
 
-def _port_on_nodes(answers: Sequence[tuple[Sequence[Node], PortExplanation]]) -> PortOnNodes:
-    groups: dict[Policy, dict[object, NodeGroup]] = {}
-    for nodes, port in answers:
-        names, zones = tuple(node.name for node in nodes), tuple(node.zone for node in nodes)
-        for policy in port.policies:
-            known = groups.setdefault(policy.policy, {})
-            key = _key(port, policy)
-            group = known.get(key) or NodeGroup((), (), port, policy)
-            known[key] = msgspec.structs.replace(
-                group, nodes=(*group.nodes, *names), zones=(*group.zones, *zones)
-            )
-    _, first = answers[0]
-    return PortOnNodes(first, {policy: _sorted(some.values()) for policy, some in groups.items()})
+def _port_on_all_nodes(answers: Sequence[PortExplanation]) -> PortExplanation:
+    policies: dict[Policy, list[ExplainedPolicy]] = {}
+    for policy in (policy for port in answers for policy in port.policies):
+        policies.setdefault(policy.policy, []).append(policy)
+    return msgspec.structs.replace(answers[0], policies=tuple(map(_policy_on_all_nodes, policies.values())))
 
 
-def _key(port: PortExplanation, policy: PolicyExplanation) -> object:
-    reasons = tuple((one.resolved.target, one.reason) for one in policy.endpoints)
-    hints = (port.topology, port.ignored_hints) if policy.policy is Policy.CLUSTER else None
-    return policy.verdict, reasons, hints
-
-
-def _sorted(groups: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
-    """Put nodes that serve first, and then large groups."""
-    return tuple(sorted(groups, key=lambda group: (not group.serves, -len(group.nodes))))
+def _policy_on_all_nodes(answers: Sequence[ExplainedPolicy]) -> ExplainedPolicy:
+    """Join nodes that use the same endpoints; put those that serve first, and then large groups."""
+    nodes: dict[ExplainedGroup, list[ExplainedNode]] = {}
+    for group in (group for policy in answers for group in policy.groups):
+        nodes.setdefault(msgspec.structs.replace(group, nodes=()), []).extend(group.nodes)
+    groups = [msgspec.structs.replace(group, nodes=tuple(some)) for group, some in nodes.items()]
+    groups.sort(key=lambda group: (not group.serves, -len(group.nodes)))
+    chain = next((policy.chain for policy in answers if policy.chain), None)
+    return msgspec.structs.replace(answers[0], chain=chain, groups=tuple(groups))
 
 
 def agreement(
-    node: str, services: Iterable[ServiceOnNodes], rulesets: Mapping[Family, Ruleset]
+    node: str, services: Iterable[Explanation], rulesets: Mapping[Family, Ruleset]
 ) -> RulesAgreement:
     """Compare each service port. `services` are explained for this node alone; families without rules are left out."""
     found = tuple(sentence for service in services for sentence in _of_service(service, rulesets))
     return RulesAgreement(node, not found, found)
 
 
-def _of_service(service: ServiceOnNodes, rulesets: Mapping[Family, Ruleset]) -> Iterator[str]:
+def _of_service(explanation: Explanation, rulesets: Mapping[Family, Ruleset]) -> Iterator[str]:
     from pykubeproxy.inspect.dump.model import views
 
-    query = ServiceFilter(service.first.service.namespace, service.first.service.name)
+    query = ServiceFilter(explanation.service.namespace, explanation.service.name)
     found = {
         (view.name, view.family, view.policy): view
         for ruleset in rulesets.values()
         for view in views(ruleset, {}, query)
     }
     names = {(name, family) for name, family, _ in found}
-    for port in (
-        port_on_nodes.first for port_on_nodes in service.ports if port_on_nodes.first.family in rulesets
-    ):
+    for port in (port for port in explanation.ports if port.family in rulesets):
         title = f"{port.name} {port.name.protocol} {port.family.value}"
         if (port.name, port.family) not in names:
             yield f"{title}: the rules do not have it."
@@ -379,8 +434,8 @@ def _of_service(service: ServiceOnNodes, rulesets: Mapping[Family, Ruleset]) -> 
                 yield f"{title}, policy {policy.policy.value}: {difference}."
 
 
-def _difference(port: PortExplanation, policy: PolicyExplanation, view: "ServiceView | None") -> str:
-    expected = {endpoint.resolved.target for endpoint in policy.endpoints if endpoint.reason.used}
+def _difference(port: PortExplanation, policy: ExplainedPolicy, view: "ServiceView | None") -> str:
+    expected = {endpoint.target for group in policy.groups for endpoint in group.endpoints if endpoint.used}
     actual = (
         {address_and_port(endpoint.address, endpoint.port) for endpoint in view.endpoints} if view else set()
     )
@@ -395,7 +450,7 @@ def _difference(port: PortExplanation, policy: PolicyExplanation, view: "Service
     return "; ".join(filter(None, parts))
 
 
-def _is_in_rules(port: PortExplanation, policy: PolicyExplanation) -> bool:
+def _is_in_rules(port: PortExplanation, policy: ExplainedPolicy) -> bool:
     """Return whether rules show the endpoints of a policy: that of cluster IPs, or that of other frontends."""
     return bool(policy.frontends or (policy.policy is Policy.CLUSTER and port.port.external_local))
 

@@ -1,124 +1,39 @@
 """The report of `explain`: which endpoints a Service uses on one or several nodes, and why."""
 
-import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from pykubeproxy.inspect.explain.model import (
-    EndpointExplanation,
+    ExplainedEndpoint,
+    ExplainedGroup,
+    ExplainedNode,
+    ExplainedPolicy,
     Explanation,
-    NodeGroup,
-    PortOnNodes,
+    PortExplanation,
     RulesAgreement,
-    ServiceOnNodes,
+    explained_nodes,
+    word,
 )
 from pykubeproxy.inspect.explain.sentences import (
-    endpoint_reason,
-    ignored_hints_message,
     notes,
-    rejection,
     service_notes,
     skip_message,
     summary,
     topology_message,
 )
-from pykubeproxy.inspect.routes import PacketVerdict, Policy
-from pykubeproxy.objects import Family, address_and_port
+from pykubeproxy.objects import Family, Node
 from pykubeproxy.report.document import Report
 from pykubeproxy.report.text import GAP, Block, Heading, Row, Section, Sentence, Table
-from pykubeproxy.services.ports import Frontend, PortName
-from pykubeproxy.services.selection import IgnoredHints, Reason, TopologyMode
-from pykubeproxy.wording import counted, listed, percent, untied
+from pykubeproxy.services.ports import PortName
+from pykubeproxy.services.selection import Reason
+from pykubeproxy.wording import counted, listed, percent
 
 # How many nodes a title names, and how many groups of nodes and endpoints are listed.
 _NODES, _GROUPS, _ENDPOINTS = 4, 12, 20
 
 # The reasons for which an agent does not serve service ports.
 Quarantined = Mapping[tuple[Family, PortName], str]
-
-
-class ExplainedNode(msgspec.Struct, frozen=True, rename="camel"):
-    """A node for which the Service is explained.
-
-    - `zone`: null if unknown
-    """
-
-    name: str
-    zone: str | None = None
-
-    @property
-    def title(self) -> str:
-        """Return text such as "node1 in zone-a"."""
-        name = self.name or "a node without a name"
-        return f"{name} in {self.zone}" if self.zone else f"{name}, zone unknown"
-
-
-class ExplainedEndpoint(msgspec.Struct, frozen=True, rename="camel"):
-    """An endpoint of a service port under a policy.
-
-    - `node`, `zone`, `pod`: where it runs, "" if unknown
-    - `share`: its part of new connections, 0 to 1
-    - `reason`: why it is used or not, such as "not-ready"
-    - `message`: the same as a phrase
-    """
-
-    address: str
-    port: int
-    node: str
-    zone: str
-    pod: str
-    share: float
-    used: bool
-    reason: str
-    message: str
-
-
-class ExplainedHints(msgspec.Struct, frozen=True, rename="camel"):
-    """Topology hints that are ignored.
-
-    - `kind`: "node" or "zone"
-    - `value`: the name or zone of the node
-    - `endpoints_without`: "ip:port" of ready endpoints without such a hint
-    """
-
-    kind: str
-    value: str
-    endpoints_without: Sequence[str]
-    message: str
-
-
-class ExplainedGroup(msgspec.Struct, frozen=True, rename="camel"):
-    """The nodes that use the same endpoints of a service port under a policy.
-
-    - `verdict`: "dnat", or "reject" or "drop" without endpoints
-    - `message`: why there are no endpoints; null if there are
-    - `topology`: "all", "same node" or "same zone"; null if hints do not apply
-    """
-
-    nodes: Sequence[ExplainedNode]
-    verdict: PacketVerdict
-    message: str | None
-    topology: TopologyMode | None
-    ignored_hints: Sequence[ExplainedHints]
-    endpoints: Sequence[ExplainedEndpoint]
-
-
-class ExplainedPolicy(msgspec.Struct, frozen=True, rename="camel"):
-    """A service port under one traffic policy.
-
-    - `policy`: "Cluster" or "Local"
-    - `chain`: the balancing chain of table nat; null without endpoints
-    - `frontends`: the addresses under this policy
-    - `from_this_node`: frontends that lead here only for packets of the same node and its pods
-    - `groups`: one for all nodes that use the same endpoints
-    """
-
-    policy: Policy
-    chain: str | None
-    frontends: Sequence[Frontend]
-    from_this_node: Sequence[Frontend]
-    groups: Sequence[ExplainedGroup]
 
 
 class SkippedEntry(msgspec.Struct, frozen=True, rename="camel"):
@@ -244,8 +159,8 @@ class ExplainReport(Report, frozen=True, kw_only=True):
 
 
 def explain_report(
-    services: Iterable[ServiceOnNodes],
-    nodes: Sequence[ExplainedNode],
+    services: Iterable[Explanation],
+    nodes: Iterable[Node],
     rules: Sequence[RulesAgreement] = (),
     *,
     quarantined: Quarantined | None = None,
@@ -253,23 +168,23 @@ def explain_report(
 ) -> ExplainReport:
     """Return the report of explained Services. Without known settings, notes that depend on them are left out."""
     return ExplainReport(
-        nodes=nodes,
+        nodes=explained_nodes(nodes),
         services=[_service(service, quarantined or {}, settings_known) for service in services],
         rules=rules,
     )
 
 
-def _service(service: ServiceOnNodes, quarantined: Quarantined, settings_known: bool) -> ExplainedService:
-    first = service.first
+def _service(explanation: Explanation, quarantined: Quarantined, settings_known: bool) -> ExplainedService:
     return ExplainedService(
-        namespace=first.service.namespace,
-        name=first.service.name,
-        notes=[*service_notes(first)],
+        namespace=explanation.service.namespace,
+        name=explanation.service.name,
+        notes=[*service_notes(explanation)],
         skipped_families=[
-            SkippedFamily(family, _word(reason), reason.value) for family, reason in first.skipped.items()
+            SkippedFamily(family, word(reason), reason.value)
+            for family, reason in explanation.skipped.items()
         ],
-        skipped_values=[*_skipped_values(first)],
-        ports=[_port(port, quarantined, settings_known) for port in service.ports],
+        skipped_values=[*_skipped_values(explanation)],
+        ports=[_port(port, quarantined, settings_known) for port in explanation.ports],
     )
 
 
@@ -283,75 +198,26 @@ def _skipped_values(explanation: Explanation) -> Iterator[SkippedValue]:
             yield SkippedValue(field, ip, port.port, reason.value)
 
 
-def _port(port: PortOnNodes, quarantined: Quarantined, settings_known: bool) -> ExplainedPort:
-    first = port.first
-    reason = quarantined.get((first.family, first.name), "")
+def _port(port: PortExplanation, quarantined: Quarantined, settings_known: bool) -> ExplainedPort:
+    reason = quarantined.get((port.family, port.name), "")
     return ExplainedPort(
-        port=first.name.port,
-        protocol=first.name.protocol,
-        family=first.family,
-        policies=[_policy(policy, groups) for policy, groups in port.policies.items()],
+        port=port.name.port,
+        protocol=port.name.protocol,
+        family=port.family,
+        policies=port.policies,
         skipped=[
             SkippedEntry(
-                skipped.slice_name, skipped.address or None, _word(skipped.reason), skip_message(skipped)
+                skipped.slice_name, skipped.address or None, word(skipped.reason), skip_message(skipped)
             )
-            for skipped in first.skipped
+            for skipped in port.skipped
         ],
-        affinity_seconds=first.port.affinity_seconds,
-        source_ranges=first.port.source_ranges,
-        health_check_node_port=first.port.health_check_node_port or None,
+        affinity_seconds=port.port.affinity_seconds,
+        source_ranges=port.port.source_ranges,
+        health_check_node_port=port.port.health_check_node_port or None,
         quarantined=bool(reason),
-        destinations=[untied(sentence) for sentence in summary(first, reason, settings_known=settings_known)],
-        notes=[untied(note) for note in notes(first, settings_known=settings_known)],
+        destinations=[*summary(port, reason, settings_known=settings_known)],
+        notes=[*notes(port, settings_known=settings_known)],
     )
-
-
-def _policy(policy: Policy, groups: Sequence[NodeGroup]) -> ExplainedPolicy:
-    first = groups[0].policy
-    return ExplainedPolicy(
-        policy=policy,
-        chain=next((group.policy.chain for group in groups if group.policy.chain), None),
-        frontends=first.frontends,
-        from_this_node=first.from_this_node,
-        groups=[_group(group) for group in groups],
-    )
-
-
-def _group(group: NodeGroup) -> ExplainedGroup:
-    hinted = group.policy.policy is Policy.CLUSTER
-    return ExplainedGroup(
-        nodes=[ExplainedNode(*node) for node in zip(group.nodes, group.zones, strict=True)],
-        verdict=group.policy.verdict,
-        message=rejection(group.policy, group.port.slices) or None,
-        topology=group.port.topology if hinted else None,
-        ignored_hints=[_hints(hint) for hint in group.port.ignored_hints if hinted],
-        endpoints=[_endpoint(endpoint) for endpoint in group.policy.endpoints],
-    )
-
-
-def _hints(ignored: IgnoredHints) -> ExplainedHints:
-    kind = "node" if ignored.mode is TopologyMode.SAME_NODE else "zone"
-    return ExplainedHints(kind, ignored.domain, ignored.unhinted, ignored_hints_message(ignored))
-
-
-def _endpoint(one: EndpointExplanation) -> ExplainedEndpoint:
-    endpoint = one.resolved.endpoint
-    return ExplainedEndpoint(
-        address=endpoint.address,
-        port=one.resolved.port,
-        node=endpoint.node_name,
-        zone=endpoint.zone,
-        pod=endpoint.pod,
-        share=round(one.share, 9),
-        used=one.reason.used,
-        reason=_word(one.reason),
-        message=endpoint_reason(one.reason, endpoint),
-    )
-
-
-def _word(reason: enum.Enum) -> str:
-    """Return a stable word for programs."""
-    return reason.name.lower().replace("_", "-")
 
 
 def _port_blocks(port: ExplainedPort, nodes: int, wide: bool) -> Iterator[Block]:
@@ -366,9 +232,7 @@ def _port_blocks(port: ExplainedPort, nodes: int, wide: bool) -> Iterator[Block]
 
 
 def _policy_blocks(policy: ExplainedPolicy, nodes: int, wide: bool) -> Iterator[Block]:
-    serving = [
-        explained_group for explained_group in policy.groups if explained_group.verdict is PacketVerdict.DNAT
-    ]
+    serving = [group for group in policy.groups if group.serves]
     shown = serving if wide else serving[:_GROUPS]
     others = policy.groups[len(serving) :]
     for group in (*shown, *others):
@@ -396,7 +260,7 @@ def _group_blocks(group: ExplainedGroup, nodes: int, wide: bool) -> Iterator[Blo
     if sentence := topology_message(group.topology):
         yield Sentence(sentence)
     several = nodes > 1
-    far = _word(Reason.NOT_LOCAL)
+    far = word(Reason.NOT_LOCAL)
     some = [endpoint for endpoint in group.endpoints if wide or not several or endpoint.reason != far]
     listed_ones = some if wide or not several else _first_endpoints(some)
     yield Table([_endpoint_row(endpoint, several or wide) for endpoint in listed_ones], right=frozenset((0,)))
@@ -405,7 +269,7 @@ def _group_blocks(group: ExplainedGroup, nodes: int, wide: bool) -> Iterator[Blo
         if hidden:
             share = f", with {percent(sum(endpoint.share for endpoint in hidden))}" if used else ", not used"
             yield Sentence(f"and {counted(len(hidden), 'more endpoint')}{share} (-o wide lists all)")
-    if group.verdict is PacketVerdict.DNAT and (left := len(group.endpoints) - len(some)):
+    if group.serves and (left := len(group.endpoints) - len(some)):
         yield Sentence(f"{counted(left, 'endpoint')} on other nodes")
 
 
@@ -424,7 +288,7 @@ def _endpoint_row(one: ExplainedEndpoint, with_place: bool) -> Row:
     pod = f"({one.pod})" if one.pod else ""
     place = " ".join(filter(None, (where, pod))) if with_place else ""
     message = f"{place}: {one.message}" if place else one.message
-    return Row((f"{share:>4}", address_and_port(one.address, one.port), message))
+    return Row((f"{share:>4}", one.target, message))
 
 
 def _names(nodes: Sequence[ExplainedNode], all_nodes: int) -> str:

@@ -1,8 +1,8 @@
 """The sentences of `explain`."""
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from pykubeproxy.inspect.explain.model import Explanation, PolicyExplanation, PortExplanation
 from pykubeproxy.inspect.routes import PacketVerdict, Policy
 from pykubeproxy.objects import Endpoint, Family, address_and_port
 from pykubeproxy.rules.iptables_save import parse_rule
@@ -13,8 +13,10 @@ from pykubeproxy.wording import (
     listed,
     period,
     plural,
-    tied,
 )
+
+if TYPE_CHECKING:
+    from pykubeproxy.inspect.explain.model import Explanation, PortExplanation
 
 # How many names a sentence lists.
 _LISTED = 3
@@ -58,21 +60,19 @@ def ignored_hints_message(ignored: IgnoredHints) -> str:
     return f"Hints for {kind}s are ignored: {cause}."
 
 
-def rejection(policy: PolicyExplanation, slices: int) -> str:
-    """Return what happens to packets under a policy without endpoints; "" if it has some."""
-    if policy.verdict is PacketVerdict.DNAT:
-        return ""
-    if policy.verdict is PacketVerdict.DROP:
+def rejection(verdict: PacketVerdict, has_endpoints: bool, *, has_slices: bool) -> str:
+    """Return what happens to packets under a policy that uses none of its endpoints."""
+    if verdict is PacketVerdict.DROP:
         return "dropped: all usable endpoints are on other nodes"
-    if not slices:
+    if not has_slices:
         return "rejected: no EndpointSlice has the Service's name (label kubernetes.io/service-name)"
-    if not policy.endpoints:
+    if not has_endpoints:
         return "rejected: the Service's EndpointSlices have no endpoint for this port"
     return "rejected: no endpoint is ready, and none is terminating and still serving"
 
 
 def summary(
-    explanation: PortExplanation, quarantined: str = "", *, settings_known: bool = True
+    explanation: "PortExplanation", quarantined: str = "", *, settings_known: bool = True
 ) -> Iterator[str]:
     """Yield which frontends lead to which endpoints; `quarantined` is why they lead nowhere, or ""."""
     port = explanation.port
@@ -86,18 +86,37 @@ def summary(
         yield f"{_destination(external, port.external_local, 'externalTrafficPolicy')}{inside}."
 
 
-def notes(explanation: PortExplanation, *, settings_known: bool = True) -> Iterator[str]:
-    """Yield what else matters: restrictions, affinity; with known settings, masquerading."""
-    for ip, reason in explanation.port.skipped_ips:
-        yield f"{tied(address_and_port(ip, explanation.port.port))} is not served: {reason.value}."
-    yield from restrictions(explanation)
-    if settings_known and any(policy.verdict is PacketVerdict.DNAT for policy in explanation.policies):
+def notes(explanation: "PortExplanation", *, settings_known: bool = True) -> Iterator[str]:
+    """Yield who may connect and where, affinity and health checks; with known settings, masquerading."""
+    port = explanation.port
+    for ip, reason in port.skipped_ips:
+        yield f"{address_and_port(ip, port.port)} is not served: {reason.value}."
+    if port.load_balancer_ips and port.source_ranges is not None:
+        unfiltered = "; node ports are open to all" if port.node_port else ""
+        allowed = f"only to {listed(port.source_ranges)}" if port.source_ranges else "to nobody"
+        yield f"The load balancer's IPs are open {allowed}{unfiltered}."
+    if port.affinity_seconds is not None:
+        kept = period(port.affinity_seconds)
+        yield f"A client keeps its endpoint for {kept} after its last new connection (sessionAffinity ClientIP)."
+    if port.unkept_lists:
+        yield (
+            f"Session affinity is not kept: it needs {port.unkept_lists} lists of clients, and the Services of a namespace"
+            f" may have {explanation.context.max_affinity_lists}, the oldest Service first (maxAffinityLists)."
+        )
+    if port.health_check_node_port:
+        yield (
+            f"Health check node port {port.health_check_node_port} tells load balancers whether this node has ready"
+            " endpoints."
+        )
+    if port.node_port:
+        yield from _node_port_addresses(explanation)
+    if settings_known and any(policy.chain for policy in explanation.policies):
         yield _internal_masquerading(explanation)
-        if explanation.port.externally_accessible:
+        if port.externally_accessible:
             yield (
                 "Traffic from outside keeps the client's address (externalTrafficPolicy Local); only traffic of"
                 " this node itself is masqueraded."
-                if explanation.port.external_local
+                if port.external_local
                 else "For traffic from outside, the node's address replaces the client's, because the endpoint may"
                 " be on another node (externalTrafficPolicy Cluster)."
             )
@@ -111,7 +130,7 @@ def topology_message(topology: TopologyMode | None) -> str:
     return f"Hints for {kind}s are used: each ready endpoint has one, and some are for this {kind}."
 
 
-def service_notes(explanation: Explanation) -> Iterator[str]:
+def service_notes(explanation: "Explanation") -> Iterator[str]:
     """Yield what matters for a Service as a whole."""
     service = explanation.service
     served = {port.family for port in explanation.ports}
@@ -133,14 +152,14 @@ def service_notes(explanation: Explanation) -> Iterator[str]:
 
 
 def _destination(some: Sequence[Frontend], local: bool, field: str) -> str:
-    names = listed(tied(str(frontend)) for frontend in some)
+    names = listed(map(str, some))
     verb = "leads" if len(some) == 1 else "lead"
     to = "only to endpoints on the node that receives the packet" if local else "to endpoints on any node"
     policy = Policy.LOCAL if local else Policy.CLUSTER
     return f"{names[:1].upper()}{names[1:]} {verb} {to} ({field} {policy.value})"
 
 
-def _internal_masquerading(explanation: PortExplanation) -> str:
+def _internal_masquerading(explanation: "PortExplanation") -> str:
     options = explanation.context.options
     local = options.local_traffic
     if options.masquerade_all:
@@ -153,31 +172,7 @@ def _internal_masquerading(explanation: PortExplanation) -> str:
     return f"At the cluster IP, traffic {pods} keeps the client's address; other traffic is masqueraded."
 
 
-def restrictions(explanation: PortExplanation) -> Iterator[str]:
-    """Yield who may connect and where: source ranges, affinity, health checks, addresses of node ports."""
-    port = explanation.port
-    if port.load_balancer_ips and port.source_ranges is not None:
-        unfiltered = "; node ports are open to all" if port.node_port else ""
-        allowed = f"only to {listed(port.source_ranges)}" if port.source_ranges else "to nobody"
-        yield f"The load balancer's IPs are open {allowed}{unfiltered}."
-    if port.affinity_seconds is not None:
-        kept = period(port.affinity_seconds)
-        yield f"A client keeps its endpoint for {kept} after its last new connection (sessionAffinity ClientIP)."
-    if port.unkept_lists:
-        yield (
-            f"Session affinity is not kept: it needs {port.unkept_lists} lists of clients, and the Services of a namespace"
-            f" may have {explanation.context.max_affinity_lists}, the oldest Service first (maxAffinityLists)."
-        )
-    if port.health_check_node_port:
-        yield (
-            f"Health check node port {port.health_check_node_port} tells load balancers whether this node has ready"
-            " endpoints."
-        )
-    if port.node_port:
-        yield from _node_port_addresses(explanation)
-
-
-def _node_port_addresses(explanation: PortExplanation) -> Iterator[str]:
+def _node_port_addresses(explanation: "PortExplanation") -> Iterator[str]:
     """Yield where the node port answers, unless it does at all addresses."""
     context = explanation.context
     jumps = [parse_rule(rule) for rule in context.node_port_jumps]

@@ -1,128 +1,32 @@
 """Follow the first packet of a connection from node to node, through the rules of each."""
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from pykubeproxy.inspect.connection import LocationKind
-from pykubeproxy.inspect.explain.model import NodeGroup, ServiceOnNodes
+from pykubeproxy.inspect.connection import Directory, Location, LocationKind, TracedDestination
+from pykubeproxy.inspect.explain.model import ExplainedGroup, Explanation
 from pykubeproxy.inspect.node import NodeState, UnknownNode
-from pykubeproxy.inspect.packets.addresses import contains
 from pykubeproxy.inspect.packets.iptables import IptablesRules
 from pykubeproxy.inspect.packets.packet import DNAT, NEW, SNAT, Packet
-from pykubeproxy.inspect.packets.walk import NodeTrace, Path, Step, WalkEnd, walk
+from pykubeproxy.inspect.packets.walk import Step, WalkEnd, walk
 from pykubeproxy.inspect.routes import PacketVerdict, Policy
-from pykubeproxy.objects import EndpointSlice, Family, Node, address_and_port, family_of
-from pykubeproxy.objects.pods import Pod
-from pykubeproxy.rules.iptables_save import parse_rule, parse_target
+from pykubeproxy.inspect.trace.decisions import RuleDecision, decisions
+from pykubeproxy.objects import Family, Node, address_and_port, family_of
+from pykubeproxy.rules.iptables_save import parse_rule
 from pykubeproxy.rules.names import CLUSTER_PREFIX, EXTERNAL_PREFIX, LOCAL_PREFIX, is_owned
 from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.services.ports import ANY_LOCAL, Frontend, FrontendKind, PortName
-
-
-class Location(msgspec.Struct, frozen=True):
-    """Where an address is.
-
-    - `kind`: None if the objects that are known do not tell
-    - `node`: the name of its node; "" outside, or if the node is unknown
-    - `pod`: "namespace/name"; "" if there is none or it is unknown; a pod on the host network has `kind` NODE
-    - `assumed`: the node follows from podCIDRs alone, which some networks do not use
-    """
-
-    kind: LocationKind | None
-    address: str
-    node: str = ""
-    pod: str = ""
-    assumed: bool = False
-
-    def __str__(self) -> str:
-        """Return text such as "pod default/web on node1", "node1" or "203.0.113.7"."""
-        if self.kind in (LocationKind.OUTSIDE, None):
-            return self.address
-        if self.kind is LocationKind.NODE and not self.pod:
-            return self.node
-        pod = f"pod {self.pod}" if self.pod else f"pod {self.address}"
-        return f"{pod} on {self.node}" if self.node else pod
-
-
-class Locations:
-    """The addresses of Nodes, of pods and of the endpoints in EndpointSlices. `complete`: those of a whole cluster."""
-
-    def __init__(
-        self,
-        nodes: Iterable[Node],
-        slices: Iterable[EndpointSlice] = (),
-        pods: Iterable[Pod] = (),
-        *,
-        complete: bool = True,
-    ) -> None:
-        self.complete = complete
-        known = tuple(nodes)
-        self.nodes = {node.name: node for node in known}
-        self._nodes = {address: node.name for node in known for address in node.addresses}
-        self._networks = [(network, node.name) for node in known for network in node.pod_cidrs]
-        self._pods: dict[str, tuple[str, str]] = {}
-        self._endpoints: dict[str, set[str]] = {}
-        for slice_ in slices:
-            self._endpoints.setdefault(str(slice_.service_key), set()).update(
-                endpoint.address for endpoint in slice_.endpoints
-            )
-            for endpoint in slice_.endpoints:
-                pod = f"{slice_.namespace}/{endpoint.pod}" if endpoint.pod else ""
-                if endpoint.node_name:
-                    self._pods[endpoint.address] = (endpoint.node_name, pod)
-        for one in pods:
-            # All pods on the host network have the node's addresses.
-            for address in () if one.host_network else one.addresses:
-                self._pods[address] = (one.node, str(one.key))
-
-    def endpoints(self, service: str) -> frozenset[str]:
-        """Return the addresses in the EndpointSlices of the Service "namespace/name"."""
-        return frozenset(self._endpoints.get(service, ()))
-
-    def find(self, address: str) -> Location:
-        """Return the location of a canonical address; OUTSIDE, or unknown, if no object names it."""
-        node, pod = self._pods.get(address, ("", ""))
-        if address in self._nodes:
-            return Location(LocationKind.NODE, address, self._nodes[address], pod)
-        if node or pod:
-            return Location(LocationKind.POD, address, node, pod)
-        for network, name in self._networks:
-            if contains(network, address):
-                return Location(LocationKind.POD, address, name, assumed=True)
-        return Location(LocationKind.OUTSIDE if self.complete else None, address)
-
+from pykubeproxy.services.ports import FrontendKind, PortName
+from pykubeproxy.wording import tied
 
 # Reads these nodes, side by side if it can. Names every node that it is asked for.
 ReadNodes = Callable[[Collection[str]], Mapping[str, NodeState | UnknownNode]]
 
 
-class JourneyStart(msgspec.Struct, frozen=True):
-    """A packet, and the node whose rules it meets first.
-
-    - `from_pod`: it comes in from a pod of this node, by the interface that the rules name
-    """
-
-    node: str
-    packet: Packet
-    from_pod: bool = False
-
-
-class NodeVisit(msgspec.Struct, frozen=True):
-    """A packet on one node.
-
-    - `route`: the nodes before this one
-    - `probability`: of getting here
-    - `trace`: the packet in the rules of this node; None if they are unknown, and `unread` says why
-    """
-
-    node: str
-    route: tuple[str, ...]
-    packet: Packet
-    probability: float
-    trace: NodeTrace | None
-    unread: str = ""
+def shown_node(name: str) -> str:
+    """Return the name of a node for text."""
+    return name or "this node"
 
 
 class EndResult(enum.Enum):
@@ -142,219 +46,128 @@ class EndResult(enum.Enum):
     LOST = "lost"
 
 
-class JourneyEnd(msgspec.Struct, frozen=True):
-    """One end of a packet.
+class TracedEnd(msgspec.Struct, frozen=True, rename="camel"):
+    """One end of the packet.
 
-    - `location`: of the destination that it has then, and `port`
-    - `translated`: a rule has replaced the destination, usually by an endpoint
-    - `by_proxy`: the last rule to do so is one of a service proxy
-    - `client`: the source that its receiver sees; "" if it is an unknown address of the node `masqueraded_on`
-    - `client_assumed`: the node may also have picked another of its addresses
-    - `masqueraded_on`: the node that replaced its source last; "" if the source is kept
-    - `route`: the nodes on its way, the last one where it ends
-    - `step`: the rule that drops or rejects it
+    - `text`: the same as a phrase
+    - `result`: "reached", "dropped", "rejected", "left" if it leaves the cluster, "sent" if it goes to a place whose rules
+      are unknown, "lost" if nodes forward it in a loop
+    - `good`: the connection works as far as rules are known: it ends where it should, and the reply comes back
+    - `kind`, `node`, `pod`: those of the address, as for the source
+    - `node_assumed`: the node follows from podCIDRs alone
+    - `endpoint`: rules have chosen it
+    - `translated_on`: the node that chose the endpoint last, or null
+    - `stale`: rules of a service proxy chose it, but no EndpointSlice of the Service names it
+    - `client`: the source that the receiver sees; null if it is any address of a node
+    - `client_assumed`: the node may pick another address
+    - `masqueraded_on`: the node that replaced the source, or null
+    - `route`: the nodes on the way
+    - `rule`: the one that drops or rejects it, or null
     """
 
+    text: str
     result: EndResult
-    location: Location
-    port: int
-    translated: bool
-    by_proxy: bool
-    client: str
-    client_assumed: bool
-    masqueraded_on: str
-    route: tuple[str, ...]
+    good: bool
     probability: float
-    step: Step | None = None
+    address: str
+    port: int
+    kind: LocationKind | None
+    node: str | None
+    pod: str | None
+    node_assumed: bool
+    endpoint: bool
+    translated_on: str | None
+    stale: bool
+    client: str | None
+    client_assumed: bool
+    masqueraded_on: str | None
+    route: tuple[str, ...]
+    rule: Step | None
 
 
-class Journey(msgspec.Struct, frozen=True):
-    """A packet from the first node to all its ends, whose probabilities add up to 1. `visits` are in order of time."""
+class TracedVisit(msgspec.Struct, frozen=True, rename="camel"):
+    """The packet on one node.
 
-    entry: JourneyStart
-    visits: tuple[NodeVisit, ...]
-    outcomes: tuple[JourneyEnd, ...]
+    - `role`: "where the packet starts", "which receives the packet", or "after node1"
+    - `route`: the nodes before this one
+    - `interface`: by which the packet comes in, or null
+    - `interface_assumed`: the interface is one that the rules name for pods
+    - `probability`: of getting here
+    - `unread`: why the rules are unknown, or null
+    - `decisions`: the rules that decide about the packet
+    - `steps`: the rules that it meets, in the order of its path, with alternatives one after the other; rules for other
+      destinations, ports and protocols are left out
+    """
+
+    node: str
+    role: str
+    route: tuple[str, ...]
+    interface: str | None
+    interface_assumed: bool
+    probability: float
+    unread: str | None
+    decisions: tuple[RuleDecision, ...] = ()
+    steps: tuple[Step, ...] = ()
+
+
+class TracedWay(msgspec.Struct, frozen=True, rename="camel"):
+    """One way into the cluster. The name of a node is "" if it is unknown.
+
+    - `node`: the first node whose rules count; null if none of the group is read
+    - `others`: nodes that should do the same, by the Service and its EndpointSlices; not read
+    - `serves`: these nodes should have endpoints
+    - `ends`: their probabilities add up to 1; none if the rules of the first node are unknown
+    """
+
+    node: str | None
+    others: tuple[str, ...] = ()
+    serves: bool = True
+    ends: tuple[TracedEnd, ...] = ()
+    visits: tuple[TracedVisit, ...] = ()
 
     @property
-    def unread(self) -> Mapping[str, str]:
-        """The nodes whose rules are unknown, with the reasons."""
-        return {visit.node: visit.unread for visit in self.visits if visit.trace is None}
+    def names(self) -> tuple[str, ...]:
+        """All these nodes."""
+        return self.others if self.node is None else (self.node, *self.others)
 
     @property
-    def starts_unread(self) -> bool:
-        """Whether the rules of the first node are unknown."""
-        return self.visits[0].trace is None
+    def unread(self) -> str | None:
+        """Why the rules of the first node are unknown; None if they are known, or no node of the group is read."""
+        return self.visits[0].unread if self.visits else None
 
 
 # How many nodes that may receive a packet are read, if their endpoints differ.
 MOST_RECEIVERS = 10
 
 
-class Receivers(msgspec.Struct, frozen=True):
-    """Nodes that receive packets to a frontend, and should treat them alike.
-
-    - `read`: the node whose rules to read; "" if there are too many
-    - `others`: nodes that should do the same, by the Service and its EndpointSlices
-    - `serve`: whether these nodes should send packets to endpoints
-    """
-
-    read: str
-    others: tuple[str, ...] = ()
-    serve: bool = True
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All these nodes."""
-        return (self.read, *self.others) if self.read else self.others
-
-
 def receivers(
-    services: Iterable[ServiceOnNodes], name: PortName, family: Family, kind: FrontendKind
-) -> Sequence[Receivers]:
+    services: Iterable[Explanation], name: PortName, family: Family, kind: FrontendKind
+) -> Sequence[TracedWay]:
     """Return the nodes that may receive packets to a frontend of a service port; none if nodes do not serve it."""
     for port in (port for service in services for port in service.ports):
-        if (port.first.name, port.first.family) == (name, family):
+        if (port.name, port.family) == (name, family):
             internal = kind is FrontendKind.CLUSTER_IP
-            local = port.first.port.internal_local if internal else port.first.port.external_local
-            return _read_some(port.policies[Policy.LOCAL if local else Policy.CLUSTER])
+            local = port.port.internal_local if internal else port.port.external_local
+            policies = {policy.policy: policy.groups for policy in port.policies}
+            return _read_some(policies[Policy.LOCAL if local else Policy.CLUSTER])
     return ()
 
 
-def _read_some(groups: Sequence[NodeGroup]) -> Sequence[Receivers]:
+def _read_some(groups: Sequence[ExplainedGroup]) -> Sequence[TracedWay]:
     """Choose a node of each group to read, but not of all groups that serve, if these are many."""
-    serving = [group for group in groups if group.serves]
-    unread = tuple(name for group in serving[MOST_RECEIVERS:] for name in group.nodes)
+    found = [_way(group) for group in groups]
+    serving = [way for way in found if way.serves]
+    unread = tuple(name for way in serving[MOST_RECEIVERS:] for name in way.names)
     return (
-        *(Receivers(group.nodes[0], group.nodes[1:]) for group in serving[:MOST_RECEIVERS]),
-        *([Receivers("", unread)] if unread else []),
-        *(Receivers(group.nodes[0], group.nodes[1:], False) for group in groups if not group.serves),
+        *serving[:MOST_RECEIVERS],
+        *([TracedWay(None, unread)] if unread else []),
+        *(way for way in found if not way.serves),
     )
 
 
-class TraceDestination(msgspec.Struct, frozen=True):
-    """What a client connects to.
-
-    - `protocol`: as Kubernetes writes it
-    - `address`: ANY_LOCAL for a node port of the node that gets the packet first
-    - `service`: "namespace/name:port" of the service port that has this frontend, "" if there is none
-    - `kind`: the kind of frontend
-    - `unserved`: why a Service with this address has no frontend there, such as "default/web has no port 81/TCP"
-    """
-
-    protocol: str
-    address: str
-    port: int
-    service: str = ""
-    kind: FrontendKind | None = None
-    unserved: str = ""
-
-    def __str__(self) -> str:
-        """Return text such as "cluster IP 10.96.0.10:80"."""
-        if self.kind is None:
-            return address_and_port(self.address, self.port)
-        return str(Frontend(self.kind, self.address, self.port))
-
-    @property
-    def title(self) -> str:
-        """The service port, else the address and port."""
-        return self.service or address_and_port(self.address, self.port)
-
-
-class TraceWay(msgspec.Struct, frozen=True):
-    """One way into the cluster, and the journey from there; None if no node of the group is read."""
-
-    receivers: Receivers
-    journey: Journey | None
-
-
-class TraceAnswer(msgspec.Struct, frozen=True):
-    """Where a connection goes. It has one way, or one for each group of nodes that may receive it.
-
-    - `endpoints`: the addresses in the EndpointSlices of the Service; None if they are unknown, or there is no Service
-    - `alone`: no other node can be read than the first
-    """
-
-    source: Location
-    destination: TraceDestination
-    ways: tuple[TraceWay, ...]
-    endpoints: frozenset[str] | None = None
-    alone: bool = False
-
-    @property
-    def journeys(self) -> tuple[Journey, ...]:
-        """The journeys of the ways that are read."""
-        return tuple(way.journey for way in self.ways if way.journey)
-
-
-class NowhereToStart(ValueError):
-    """No node of the cluster is known to get the packet first. str() is one line."""
-
-
-def follow_connection(
-    source: Location,
-    destination: TraceDestination,
-    entrances: Sequence[Receivers],
-    locations: Locations,
-    read: ReadNodes,
-) -> TraceAnswer:
-    """Follow a packet from its source.
-
-    `entrances` are the nodes that may receive a packet from outside, for destinations that no node has. Raises
-    NowhereToStart, TooManyRules.
-    """
-    ways = _ways(source, destination, entrances, locations)
-    entries = [_entry(source, destination, way.read, locations) for way in ways if way.read]
-    journeys = iter(follow(entries, locations, read))
-    followed = tuple(TraceWay(way, next(journeys) if way.read else None) for way in ways)
-    service = destination.service.partition(":")[0]
-    return TraceAnswer(
-        source,
-        destination,
-        followed,
-        locations.endpoints(service) if service and locations.complete else None,
-    )
-
-
-def follow_on_node(
-    start: JourneyStart,
-    source: Location,
-    destination: TraceDestination,
-    locations: Locations,
-    read: ReadNodes,
-) -> TraceAnswer:
-    """Follow a packet from the node that gets it first. Raises TooManyRules."""
-    (journey,) = follow([start], locations, read)
-    return TraceAnswer(source, destination, (TraceWay(Receivers(start.node), journey),), alone=True)
-
-
-def _entry(source: Location, destination: TraceDestination, node: str, locations: Locations) -> JourneyStart:
-    address = destination.address
-    if address == ANY_LOCAL:
-        address = address_of(locations.nodes.get(node, Node(node)), source.address)
-        if not address:
-            raise NowhereToStart(f"Node {node} has no {family_of(source.address).value} address")
-    starts_here = source.kind is LocationKind.NODE
-    packet = Packet(destination.protocol.lower(), source.address, address, destination.port, starts_here)
-    return JourneyStart(node, packet, source.kind is LocationKind.POD)
-
-
-def _ways(
-    source: Location, destination: TraceDestination, entrances: Sequence[Receivers], locations: Locations
-) -> Sequence[Receivers]:
-    """Return the nodes whose rules the packet meets first."""
-    if source.kind is not LocationKind.OUTSIDE:
-        if source.node:
-            return [Receivers(source.node)]
-        raise NowhereToStart(f"the node of {source} is unknown; is the pod scheduled?")
-    if destination.address != ANY_LOCAL and (node := locations.find(destination.address).node):
-        return [Receivers(node)]
-    if entrances:
-        return entrances
-    if destination.unserved:
-        raise NowhereToStart(f"{destination.unserved}, so no node serves clients from outside there")
-    raise NowhereToStart(
-        f"no node is known to receive packets from {source.address} to {destination}; name one with --via-node"
-    )
+def _way(group: ExplainedGroup) -> TracedWay:
+    first, *others = (node.name for node in group.nodes)
+    return TracedWay(first, tuple(others), group.serves)
 
 
 # A packet goes to the node of a node port, from there to an endpoint; one more is a loop.
@@ -363,177 +176,232 @@ _MOST_NODES = 5
 MOST_READ = 20
 _TOO_MANY = f"more than {MOST_READ} nodes come next; trace to one of their endpoints to see its rules"
 _RESULTS = {PacketVerdict.DROP: EndResult.DROPPED, PacketVerdict.REJECT: EndResult.REJECTED}
+# iptables keeps probabilities in 31 bits.
+_DIGITS = 9
 
 
 class _Leg(msgspec.Struct, frozen=True):
-    """A packet on its way to a node."""
+    """A packet on its way to a node.
 
-    journey: int
-    node: str
-    route: tuple[str, ...]
-    packet: Packet
-    probability: float
-    translated: bool = False
-    by_proxy: bool = False
-    masqueraded_on: str = ""
-    client_assumed: bool = False
-    from_pod: bool = False
-
-
-def follow(entries: Sequence[JourneyStart], locations: Locations, read: ReadNodes) -> tuple[Journey, ...]:
-    """Return a journey for each entry. Read only the nodes on the way, together where several come next.
-
-    Raises TooManyRules.
+    - `from_pod`: it comes in from a pod of this node, by the interface that the rules name
+    - `by_proxy`: the last rule to replace the destination is one of a service proxy
     """
-    visits: list[list[NodeVisit]] = [[] for _ in entries]
-    outcomes: list[list[JourneyEnd]] = [[] for _ in entries]
-    legs = [
-        _Leg(number, entry.node, (), entry.packet, 1.0, from_pod=entry.from_pod)
-        for number, entry in enumerate(entries)
-    ]
-    while legs:
-        names = list(dict.fromkeys(leg.node for leg in legs))
-        states: dict[str, NodeState | UnknownNode] = {
-            name: UnknownNode(Node(name), _TOO_MANY) for name in names
-        }
-        states |= read(names[:MOST_READ])
-        onward: list[_Leg] = []
-        for leg in legs:
-            state = states[leg.node]
-            visit = _visit(leg, state)
-            visits[leg.journey].append(visit)
-            for one in _results(leg, visit, state, locations):
-                if isinstance(one, JourneyEnd):
-                    outcomes[leg.journey].append(one)
-                else:
-                    onward.append(one)
-        legs = onward
-    return tuple(
-        Journey(entry, tuple(some), tuple(ends))
-        for entry, some, ends in zip(entries, visits, outcomes, strict=True)
-    )
+
+    way: int
+    node: str
+    packet: Packet
+    from_pod: bool = False
+    probability: float = 1.0
+    route: tuple[str, ...] = ()
+    translated_on: str | None = None
+    by_proxy: bool = False
+    masqueraded_on: str | None = None
+    client_assumed: bool = False
 
 
-def _visit(leg: _Leg, state: NodeState | UnknownNode) -> NodeVisit:
-    visit = NodeVisit(leg.node, leg.route, leg.packet, leg.probability, None)
-    family = family_of(leg.packet.destination)
-    if isinstance(state, UnknownNode):
-        return msgspec.structs.replace(visit, unread=state.reason)
-    if family not in state.rules:
-        return msgspec.structs.replace(visit, unread=f"has no {family.value} tables")
-    ruleset, packet = state.rules[family].ruleset, leg.packet
-    if leg.from_pod and not packet.received_by:
-        packet = msgspec.structs.replace(packet, received_by=pod_interface(ruleset))
-    trace = walk(IptablesRules(ruleset), packet, state.network, record=True)
-    return msgspec.structs.replace(visit, packet=packet, trace=trace)
+class Follower:
+    """Follows packets of one connection. It reads only the nodes on the way, together where several come next."""
 
+    def __init__(
+        self, source: Location, destination: TracedDestination, directory: Directory, read: ReadNodes
+    ) -> None:
+        self._source = source
+        self._destination = destination
+        self._directory = directory
+        self._read = read
+        known = directory.complete and destination.service_key
+        self._endpoints = directory.endpoints(destination.service_key) if known else None
 
-def _results(
-    leg: _Leg, visit: NodeVisit, state: NodeState | UnknownNode, locations: Locations
-) -> Iterator[JourneyEnd | _Leg]:
-    """Yield how the packet ends on a node, and the legs on which it goes on."""
-    if visit.trace is None or isinstance(state, UnknownNode):
-        yield _outcome(
-            leg, EndResult.SENT, leg.packet, locations.find(leg.packet.destination), leg.probability
+    def follow(
+        self, ways: Sequence[TracedWay], packets: Sequence[Packet], *, from_pod: bool = False
+    ) -> tuple[TracedWay, ...]:
+        """Return ways with what happens to the packet that each node receives. Raises TooManyRules."""
+        visits: list[list[TracedVisit]] = [[] for _ in ways]
+        ends: list[list[TracedEnd]] = [[] for _ in ways]
+        legs = [
+            _Leg(number, way.node, packet, from_pod)
+            for number, (way, packet) in enumerate(zip(ways, packets, strict=True))
+            if way.node is not None
+        ]
+        while legs:
+            names = list(dict.fromkeys(leg.node for leg in legs))
+            states: dict[str, NodeState | UnknownNode] = {
+                name: UnknownNode(Node(name), _TOO_MANY) for name in names
+            }
+            states |= self._read(names[:MOST_READ])
+            onward: list[_Leg] = []
+            for leg in legs:
+                visit, results = self._visit(leg, states[leg.node])
+                visits[leg.way].append(visit)
+                for one in results:
+                    if isinstance(one, TracedEnd):
+                        ends[leg.way].append(one)
+                    else:
+                        onward.append(one)
+            legs = onward
+        return tuple(
+            msgspec.structs.replace(way, ends=tuple(some), visits=tuple(there))
+            for way, some, there in zip(ways, ends, visits, strict=True)
         )
-        return
-    onward: dict[tuple[str, Packet], _Leg] = {}
-    for outcome in visit.trace.ends:
-        result = _result(leg, outcome, state, locations)
-        if isinstance(result, _Leg):
+
+    def _visit(
+        self, leg: _Leg, state: NodeState | UnknownNode
+    ) -> tuple[TracedVisit, Sequence[TracedEnd | _Leg]]:
+        """Return what happens on a node, how the packet ends there, and the legs on which it goes on."""
+        packet, assumed = leg.packet, False
+        family = family_of(packet.destination)
+        if leg.route:
+            role = f"after {shown_node(leg.route[-1])}"
+        else:
+            starts = packet.starts_here or leg.from_pod
+            role = "where the packet starts" if starts else "which receives the packet"
+
+        def visit(interface: str, unread: str | None, steps: tuple[Step, ...] = ()) -> TracedVisit:
+            return TracedVisit(
+                leg.node,
+                role,
+                leg.route,
+                interface or None,
+                assumed,
+                round(leg.probability, _DIGITS),
+                unread,
+                decisions(steps, shown_node(leg.node)),
+                steps,
+            )
+
+        unread = state.reason if isinstance(state, UnknownNode) else f"has no {family.value} tables"
+        if isinstance(state, UnknownNode) or family not in state.rules:
+            location = self._directory.find(packet.destination)
+            ends = [self._end(leg, EndResult.SENT, packet, location)] if leg.route else []
+            return visit(packet.received_by, unread), ends
+        ruleset = state.rules[family].ruleset
+        if leg.from_pod and not packet.received_by:
+            packet = msgspec.structs.replace(packet, received_by=pod_interface(ruleset))
+            assumed = bool(packet.received_by)
+        trace = walk(IptablesRules(ruleset), packet, state.network, record=True)
+        return visit(trace.packet.received_by, None, trace.steps), self._results(leg, trace.ends, state)
+
+    def _results(self, leg: _Leg, walked: Iterable[WalkEnd], state: NodeState) -> Sequence[TracedEnd | _Leg]:
+        ends: list[TracedEnd] = []
+        onward: dict[tuple[str, Packet], _Leg] = {}
+        for one in walked:
+            result = self._result(leg, one, state)
+            if isinstance(result, TracedEnd):
+                ends.append(result)
+                continue
             key = (result.node, result.packet)
             if key in onward:
                 total = onward[key].probability + result.probability
                 result = msgspec.structs.replace(result, probability=total)
             onward[key] = result
-        else:
-            yield result
-    yield from onward.values()
+        return [*ends, *onward.values()]
 
-
-def _result(leg: _Leg, outcome: WalkEnd, state: NodeState, locations: Locations) -> JourneyEnd | _Leg:
-    packet = outcome.packet
-    leg = msgspec.structs.replace(
-        leg,
-        probability=leg.probability * outcome.probability,
-        translated=leg.translated or DNAT in packet.states,
-        by_proxy=_translated_by_proxy(outcome.path) if DNAT in packet.states else leg.by_proxy,
-        masqueraded_on=leg.node if SNAT in packet.states else leg.masqueraded_on,
-    )
-    if state.network.is_local(packet.destination) or packet.destination in state.node.addresses:
-        known = locations.find(packet.destination)
-        location = Location(LocationKind.NODE, packet.destination, leg.node, known.pod)
-    else:
-        location = locations.find(packet.destination)
-    if result := _RESULTS.get(outcome.verdict):
-        last = outcome.path[-1]
-        step = last if isinstance(last, Step) else None
-        return _outcome(leg, result, packet, location, leg.probability, step)
-    # A masquerade does not tell which address it picks.
-    masqueraded = SNAT in packet.states and packet.source == leg.packet.source
-    if result := _here(leg, location):
-        packet = msgspec.structs.replace(packet, source="") if masqueraded else packet
-        return _outcome(leg, result, packet, location, leg.probability)
-    if masqueraded:
-        packet = msgspec.structs.replace(
-            packet, source=address_of(state.node, packet.destination) or packet.source
+    def _result(self, leg: _Leg, walked: WalkEnd, state: NodeState) -> TracedEnd | _Leg:
+        packet = walked.packet
+        leg = msgspec.structs.replace(leg, probability=leg.probability * walked.probability)
+        if DNAT in packet.states:
+            leg = msgspec.structs.replace(
+                leg, translated_on=leg.node, by_proxy=is_owned(walked.translated_in)
+            )
+        if SNAT in packet.states:
+            leg = msgspec.structs.replace(leg, masqueraded_on=leg.node)
+        location = self._directory.find(packet.destination)
+        if state.network.is_local(packet.destination) or packet.destination in state.node.addresses:
+            location = Location(LocationKind.NODE, packet.destination, leg.node, location.pod)
+        if result := _RESULTS.get(walked.verdict):
+            return self._end(leg, result, packet, location, walked.step)
+        # A masquerade does not tell which address it picks.
+        masqueraded = SNAT in packet.states and packet.source == leg.packet.source
+        node = location.node
+        if node is None or node == leg.node:
+            packet = msgspec.structs.replace(packet, source="") if masqueraded else packet
+            left = EndResult.LEFT if location.kind is LocationKind.OUTSIDE else EndResult.SENT
+            return self._end(leg, left if node is None else EndResult.REACHED, packet, location)
+        if masqueraded:
+            packet = msgspec.structs.replace(
+                packet, source=address_of(state.node, packet.destination) or packet.source
+            )
+            leg = msgspec.structs.replace(leg, client_assumed=True)
+        if len(leg.route) + 1 >= _MOST_NODES:
+            return self._end(leg, EndResult.LOST, packet, location)
+        return msgspec.structs.replace(
+            leg,
+            node=node,
+            route=(*leg.route, leg.node),
+            packet=Packet(packet.protocol, packet.source, packet.destination, packet.port, states=(NEW,)),
+            from_pod=False,
         )
-        leg = msgspec.structs.replace(leg, client_assumed=True)
-    if len(leg.route) + 1 >= _MOST_NODES:
-        return _outcome(leg, EndResult.LOST, packet, location, leg.probability)
-    return msgspec.structs.replace(
-        leg,
-        node=location.node,
-        route=(*leg.route, leg.node),
-        packet=Packet(packet.protocol, packet.source, packet.destination, packet.port, states=(NEW,)),
-        from_pod=False,
+
+    def _end(
+        self, leg: _Leg, result: EndResult, packet: Packet, location: Location, step: Step | None = None
+    ) -> TracedEnd:
+        end = TracedEnd(
+            text="",
+            result=result,
+            good=False,
+            probability=round(leg.probability, _DIGITS),
+            address=location.address,
+            port=packet.port,
+            kind=location.kind,
+            node=location.node,
+            pod=location.pod,
+            node_assumed=location.assumed,
+            endpoint=leg.translated_on is not None,
+            translated_on=leg.translated_on,
+            stale=leg.by_proxy and self._endpoints is not None and location.address not in self._endpoints,
+            client=packet.source or None,
+            client_assumed=leg.client_assumed and bool(packet.source),
+            masqueraded_on=leg.masqueraded_on,
+            route=(*leg.route, leg.node),
+            rule=step,
+        )
+        end = msgspec.structs.replace(end, good=self._is_good(end))
+        return msgspec.structs.replace(end, text=_described(end))
+
+    def _is_good(self, end: TracedEnd) -> bool:
+        if end.stale or is_bypassed(end, self._source):
+            return False
+        if end.result is EndResult.SENT and end.node is not None:
+            return True
+        chosen = end.endpoint or not (self._destination.service or self._destination.unserved)
+        return chosen and end.result in (EndResult.REACHED, EndResult.LEFT, EndResult.SENT)
+
+
+def is_bypassed(end: TracedEnd, source: Location) -> bool:
+    """Return whether a node replaced the destination and kept the source, but is not on the way back."""
+    return (
+        end.endpoint
+        and end.masqueraded_on is None
+        and end.result is EndResult.REACHED
+        and end.translated_on not in (end.route[-1], source.node)
     )
 
 
-def _here(leg: _Leg, location: Location) -> EndResult | None:
-    """Return how a packet ends that goes to no other node; None if it goes to one."""
-    if location.kind is None:
-        return EndResult.SENT
-    if location.kind is LocationKind.OUTSIDE:
-        return EndResult.LEFT
-    return EndResult.REACHED if location.node in ("", leg.node) else None
-
-
-def _outcome(
-    leg: _Leg,
-    result: EndResult,
-    packet: Packet,
-    location: Location,
-    probability: float,
-    step: Step | None = None,
-) -> JourneyEnd:
-    return JourneyEnd(
-        result=result,
-        location=location,
-        port=packet.port,
-        translated=leg.translated,
-        by_proxy=leg.by_proxy,
-        client=packet.source,
-        client_assumed=leg.client_assumed and bool(packet.source),
-        masqueraded_on=leg.masqueraded_on,
-        route=(*leg.route, leg.node),
-        probability=probability,
-        step=step,
-    )
+def _described(end: TracedEnd) -> str:
+    node = shown_node(end.route[-1])
+    at = tied(address_and_port(end.address, end.port))
+    if end.rule:
+        verb = "dropped" if end.result is EndResult.DROPPED else "rejected"
+        goal = f", on the way to {at}" if end.endpoint else ""
+        return f"{verb} on {node} in {end.rule.table} {end.rule.chain}{goal}"
+    if not end.endpoint and not end.good:
+        return f"no rule on {node} matches; the packet goes on to {at} itself"
+    where = at if end.node is None else f"{at} on {shown_node(end.node)}"
+    if end.pod:
+        where += f" ({end.pod})"
+    if end.result is EndResult.LOST:
+        return f"{where}; goes from node to node: {', '.join(map(shown_node, end.route))}"
+    if end.result is EndResult.LEFT:
+        where += ", outside the cluster"
+    if end.masqueraded_on is None:
+        return f"{where}; sees client {end.client}"
+    return f"{where}; masqueraded: sees {end.client or 'an address'} of {shown_node(end.masqueraded_on)}"
 
 
 def address_of(node: Node, other: str) -> str:
     """Return the first address of a node in the family of another address; "" if it has none."""
     family = family_of(other)
     return next((address for address in node.addresses if family_of(address) is family), "")
-
-
-def _translated_by_proxy(path: Path) -> bool:
-    """Return whether a chain of a service proxy has replaced the destination, not that of another program."""
-    return any(
-        isinstance(point, Step) and is_owned(point.chain) and parse_target(point.rule) == "DNAT"
-        for point in path
-    )
 
 
 def pod_interface(ruleset: Ruleset) -> str:

@@ -2,28 +2,29 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+import msgspec
+
 from pykubeproxy.config import Config, DetectLocalMode
-from pykubeproxy.inspect.connection import Directory, LocationKind, ResolvedConnection
+from pykubeproxy.inspect.connection import (
+    Directory,
+    Location,
+    LocationKind,
+    ResolvedConnection,
+    TracedDestination,
+)
 from pykubeproxy.inspect.node import NodeState, UnknownNode
 from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
 from pykubeproxy.inspect.targets import TargetKind
-from pykubeproxy.inspect.trace.journey import (
-    JourneyStart,
-    Location,
-    Locations,
-    ReadNodes,
-    Receivers,
-    TraceAnswer,
-    TraceDestination,
-    follow_connection,
-    follow_on_node,
-)
-from pykubeproxy.objects import Node
+from pykubeproxy.inspect.trace.journey import Follower, ReadNodes, TracedWay, address_of
+from pykubeproxy.inspect.trace.report import TraceReport, report
+from pykubeproxy.objects import Node, family_of
 from pykubeproxy.services.ports import ANY_LOCAL, FrontendKind
 
-# The name of a node that has none.
-THIS_NODE = "this node"
 _NOT_READ = "not read; use `kubectl pykubeproxy trace`"
+
+
+class NowhereToStart(ValueError):
+    """No node of the cluster is known to get the packet first. str() is one line."""
 
 
 def trace_on_node(
@@ -33,55 +34,78 @@ def trace_on_node(
     *,
     origin: LocationKind | None = None,
     interface: str = "",
-) -> TraceAnswer:
+) -> TraceReport:
     """Trace a connection that this node gets first, through its rules only.
 
     `origin` says where the source is, and `interface` by which the packet comes in, if the user says so. Raises
     TooManyRules.
     """
-    name = directory.here or _name_at(state.network, directory) or THIS_NODE
+    name = directory.here or _name_at(state.network, directory)
     packet = _packet(ends, state, origin, interface)
-    client = ends.client
-    kind = LocationKind.NODE if packet.starts_here else origin or client.kind
-    if packet.starts_here or (kind is LocationKind.NODE and not client.node):
-        source = Location(kind, ends.source, name)
-    else:
-        source = Location(kind, ends.source, client.node, str(client.pod.key) if client.pod else "")
+    source = ends.client
+    if packet.starts_here:
+        source = msgspec.structs.replace(source, kind=LocationKind.NODE, node=name, pod=None)
 
     def read(names: Collection[str]) -> Mapping[str, NodeState | UnknownNode]:
         return {other: state if other == name else UnknownNode(Node(other), _NOT_READ) for other in names}
 
-    locations = Locations(directory.nodes, directory.slices, directory.pods.values(), complete=False)
-    return follow_on_node(JourneyStart(name, packet), source, _destination(ends, directory), locations, read)
+    follower = Follower(source, ends.destination, directory, read)
+    ways = follower.follow([TracedWay(name)], [packet])
+    return report(source, ends.destination, ways, alone=True)
 
 
 def trace_in_cluster(
     ends: ResolvedConnection,
     directory: Directory,
-    entrances: Sequence[Receivers],
+    entrances: Sequence[TracedWay],
     read: ReadNodes,
     *,
     via: str = "",
-) -> TraceAnswer:
+) -> TraceReport:
     """Trace a connection over the nodes on its way; `via` is the node that receives it, else all of `entrances` may.
 
     Raises NowhereToStart, TooManyRules.
     """
-    locations = locations_of(directory)
-    client = ends.client
-    if client.target.kind is TargetKind.ADDRESS:
-        source = locations.find(ends.source)
-    else:
-        kind = LocationKind.NODE if client.kind is LocationKind.NODE else LocationKind.POD
-        source = Location(kind, ends.source, client.node, str(client.pod.key) if client.pod else "")
-    destination = _destination(ends, directory, at_each_node=not via)
-    found = [Receivers(via)] if via else entrances
-    return follow_connection(source, destination, found, locations, read)
+    source, destination = ends.client, ends.destination
+    if not via and ends.receiver.kind is TargetKind.SERVICE and destination.kind is FrontendKind.NODE_PORT:
+        destination = msgspec.structs.replace(destination, address=ANY_LOCAL)
+    ways = _ways(source, destination, directory, [TracedWay(via)] if via else entrances)
+    nodes = {node.name: node for node in directory.nodes}
+    packets: list[Packet] = []
+    for way in ways:
+        address = destination.address
+        if address == ANY_LOCAL and way.node is not None:
+            address = address_of(nodes[way.node], source.address)
+            if not address:
+                family = family_of(source.address).value
+                raise NowhereToStart(f"Node {way.node} has no {family} address")
+        starts_here = source.kind is LocationKind.NODE
+        packets.append(
+            Packet(destination.protocol.lower(), source.address, address, destination.port, starts_here)
+        )
+    follower = Follower(source, destination, directory, read)
+    followed = follower.follow(ways, packets, from_pod=source.kind is LocationKind.POD)
+    return report(source, destination, followed, alone=False)
 
 
-def locations_of(directory: Directory) -> Locations:
-    """Return the locations in a cluster."""
-    return Locations(directory.nodes, directory.slices, directory.pods.values())
+def _ways(
+    source: Location, destination: TracedDestination, directory: Directory, entrances: Sequence[TracedWay]
+) -> Sequence[TracedWay]:
+    """Return the nodes whose rules the packet meets first."""
+    if source.kind is not LocationKind.OUTSIDE:
+        if source.node:
+            return [TracedWay(source.node)]
+        pod = source.pod or source.address
+        raise NowhereToStart(f"the node of pod {pod} is unknown; is the pod scheduled?")
+    if destination.address != ANY_LOCAL and (node := directory.find(destination.address).node):
+        return [TracedWay(node)]
+    if entrances:
+        return entrances
+    if destination.unserved:
+        raise NowhereToStart(f"{destination.unserved}, so no node serves clients from outside there")
+    raise NowhereToStart(
+        f"no node is known to receive packets from {source.address} to {destination}; name one with --via-node"
+    )
 
 
 def misplaced(ends: ResolvedConnection, directory: Directory) -> Iterator[str]:
@@ -91,12 +115,12 @@ def misplaced(ends: ResolvedConnection, directory: Directory) -> Iterator[str]:
         return
     if directory.nodes and not directory.node(directory.here):
         yield (
-            f"packets of {client.target} start on node {client.node}, and there is no Node {directory.here}. If these"
+            f"packets of {ends.sender} start on node {client.node}, and there is no Node {directory.here}. If these"
             f" are the rules of {client.node}, add --hostname-override {client.node}."
         )
     else:
         yield (
-            f"packets of {client.target} start on node {client.node}, and these are the rules of {directory.here}. Run"
+            f"packets of {ends.sender} start on node {client.node}, and these are the rules of {directory.here}. Run"
             f" this on {client.node}, or use `kubectl pykubeproxy trace`."
         )
 
@@ -113,7 +137,7 @@ def _packet(
 ) -> Packet:
     """Return the packet with the interface by which it comes in, if it does not start on the node."""
     network = state.network
-    is_named = ends.client.target.kind is not TargetKind.ADDRESS
+    is_named = ends.sender.kind is not TargetKind.ADDRESS
     kind = origin or (ends.client.kind if is_named else None)
     if kind is LocationKind.POD and not network.routes and state.config:
         interface = interface or _pod_interface(state.config)
@@ -121,13 +145,13 @@ def _packet(
         starts_here = False
     else:
         # A node's name may be that of another node; without addresses, take it for this one.
-        is_here = (is_named and not network.addresses) or network.is_local(ends.source)
+        is_here = (is_named and not network.addresses) or network.is_local(ends.client.address)
         starts_here = bool(origin) or (is_here and not interface)
     return Packet(
-        ends.protocol.value.lower(),
-        ends.source,
-        ends.destination,
-        ends.port,
+        ends.destination.protocol.lower(),
+        ends.client.address,
+        ends.destination.address,
+        ends.destination.port,
         starts_here=starts_here,
         received_by=interface,
     )
@@ -143,27 +167,3 @@ def _pod_interface(config: Config) -> str:
             return detect.interface_name_prefix
         case _:
             return ""
-
-
-def _destination(
-    ends: ResolvedConnection, directory: Directory, *, at_each_node: bool = False
-) -> TraceDestination:
-    """Return the destination; with `at_each_node`, a Service's node port is one of each node."""
-    kind = ends.frontend.kind if ends.frontend else None
-    everywhere = at_each_node and ends.server is None and kind is FrontendKind.NODE_PORT
-    return TraceDestination(
-        ends.protocol.value,
-        ANY_LOCAL if everywhere else ends.destination,
-        ends.port,
-        str(ends.service or ""),
-        kind,
-        "" if ends.service else _unserved(ends, directory),
-    )
-
-
-def _unserved(ends: ResolvedConnection, directory: Directory) -> str:
-    """Return why the Service with this address has no frontend there; "" if there is no such Service."""
-    for service in directory.services:
-        if ends.destination in (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips):
-            return f"Service {service.key} has no port {ends.port}/{ends.protocol.value}"
-    return ""

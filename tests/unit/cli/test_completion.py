@@ -118,23 +118,33 @@ def test_names_in_an_objects_file(tmp_path: Path) -> None:
         {
             "kind": "Service",
             "metadata": {"name": "db", "namespace": "shop"},
-            "spec": {"ports": [{"name": "sql"}]},
+            "spec": {"clusterIP": "10.96.0.9", "ports": [{"name": "sql", "port": 5432}]},
         },
         {
             "kind": "Service",
             "metadata": {"name": "old", "namespace": "shop"},
-            "spec": {"externalName": "a.b"},
+            "spec": {"type": "ExternalName", "externalName": "a.b"},
         },
         {"kind": "Node", "metadata": {"name": "n1"}, "spec": {"podCIDR": "10.244.1.0/24"}},
         {"kind": "NetworkPolicy", "metadata": {"name": "deny", "namespace": "shop"}, "spec": {"ports": 7}},
         {
             "kind": "EndpointSlice",
-            "metadata": {"name": "db-x", "namespace": "shop"},
-            "endpoints": [{"addresses": ["10.244.1.5"], "targetRef": {"name": "db-0"}}, {"targetRef": None}],
+            "metadata": {
+                "name": "db-x",
+                "namespace": "shop",
+                "labels": {"kubernetes.io/service-name": "db"},
+            },
+            "addressType": "IPv4",
+            "endpoints": [
+                {"addresses": ["10.244.1.5"], "targetRef": {"kind": "Pod", "name": "db-0"}},
+                {"addresses": ["10.244.1.6"], "targetRef": None},
+            ],
         },
     ]
     (tmp_path / "one.json").write_text(json.dumps({"kind": "List", "items": items}))
-    (tmp_path / "two.yaml").write_text("kind: Pod\nmetadata:\n  name: client\n  namespace: shop\n")
+    (tmp_path / "two.yaml").write_text(
+        "kind: Pod\nmetadata: {name: client, namespace: shop}\nspec: {containers: []}\n"
+    )
     everything = ["node/n1", "pod/shop/client", "pod/shop/db-0", "svc/shop/db", "svc/shop/old"]
     assert completed_end("", filename=str(tmp_path)) == everything
     assert completed_end("svc/shop/db:", filename=str(tmp_path)) == ["svc/shop/db:sql"]

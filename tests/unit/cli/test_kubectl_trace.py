@@ -142,7 +142,11 @@ def test_address_of_a_pod_is_found_in_its_status(cluster: Cluster) -> None:
 def test_pod_on_the_host_network_acts_as_its_node(cluster: Cluster) -> None:
     result = cluster.run("trace", "pod/agent", "svc/web:http", "-o", "json")
     made = json.loads(result.stdout)
-    assert made["source"] == {"kind": "node", "address": "192.168.99.20", "node": "node2", "pod": "ns1/agent"}
+    assert (made["source"]["kind"], made["source"]["node"], made["source"]["pod"]) == (
+        "node",
+        "node2",
+        "ns1/agent",
+    )
     assert {it["masqueradedOn"] for it in made["ways"][0]["ends"]} == {"node2"}
 
 

@@ -85,7 +85,7 @@ def test_picture(objects: Path) -> None:
     assert result.exit_code == 0
     assert result.stdout.startswith("<svg ")
     assert result.stdout.endswith("</svg>\n")
-    assert ">10.244.2.12:8080</text>" in result.stdout
+    assert ">10.244.2.12:8080 on node2;" in result.stdout
 
 
 def test_protocol(objects: Path) -> None:

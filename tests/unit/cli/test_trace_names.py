@@ -220,7 +220,7 @@ def test_names_in_the_agent(serve: Serve, monkeypatch: pytest.MonkeyPatch, rules
     source, destination = parse_source("10.42.1.1"), parse_destination("svc/ns/web")
     found = live_directory(load(None, {}).config, saved_node([rules], "auto"), (source, destination))
     connection = resolve(source, destination, found)
-    assert (connection.destination, found.here) == ("10.96.0.10", "node1")
+    assert (connection.destination.address, found.here) == ("10.96.0.10", "node1")
     with pytest.raises(
         Unresolved, match=r"the agent knows only its own Node; add --kubeconfig.*; known: node/node1"
     ):
@@ -232,4 +232,4 @@ def test_without_an_agent_live_rules_name_services(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(running_agent, "DEFAULT_URL", f"http://127.0.0.1:{free_port()}")
     ends = parse_source("10.244.1.99"), parse_destination("svc/ns1/web")
     found = live_directory(load(None, {}).config, saved_node([rules], "auto"), ends)
-    assert resolve(*ends, found).destination == "10.96.1.1"
+    assert resolve(*ends, found).destination.address == "10.96.1.1"

@@ -231,38 +231,6 @@ def test_a_flood_does_not_keep_others_out(serve: Serve) -> None:
             it.join()
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "//healthz",
-        "/../healthz",
-        "/healthz/",
-        "/./healthz",
-        "/%68ealthz",
-        "/healthz%00",
-        "/healthz;a",
-        "/HEALTHZ",
-    ],
-)
-def test_paths_are_not_normalized(serve: Serve, path: str) -> None:
-    """Nothing is decoded or resolved: routes match exactly."""
-    port = serve(http.router({"/healthz": lambda _: http.text("fine")}))
-    assert fetch(port, path).status == 404
-    assert fetch(port, "/healthz?verbose").status == 200
-
-
-def test_many_at_once_are_served(serve: Serve) -> None:
-    """Simultaneous clients, fewer than the backlog, all get a response."""
-    port = serve(page, connections=32)
-    bodies: list[str] = []
-    clients = [threading.Thread(target=lambda: bodies.append(fetch(port).body)) for _ in range(32)]
-    for client in clients:
-        client.start()
-    for client in clients:
-        client.join()
-    assert bodies == ["fine"] * 32
-
-
 def test_clients_that_leave_leave_no_thread(serve: Serve) -> None:
     """Connections may end before, within or right after a request."""
     port = serve(page)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from pykubeproxy.config import Dispatch, load
 from pykubeproxy.inspect.diff.by_rules import RuleChanges, compare_rules, rules_difference, unified
-from pykubeproxy.inspect.diff.by_rules import sentences as sentences_of
 from pykubeproxy.inspect.diff.report import diff_report, rules_result
 from pykubeproxy.inspect.node import NodeState, Origin
 from pykubeproxy.objects import EndpointSlice, Family, Node, Port, Protocol, Service, Updated
@@ -24,7 +23,6 @@ from pykubeproxy.rules.iptables_save import canonical, parse
 from pykubeproxy.rules.render import installed, render
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.wording import TIE
 from tests import strategies
 from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, load_case, node_of
 from tests.objects import endpoint, service, slice_of
@@ -53,7 +51,7 @@ def text_of(changes: Sequence[RuleChanges]) -> str:
 
 
 def sentences_between(before: Ruleset, after: Ruleset) -> list[str]:
-    return [it.replace(TIE, " ") for it in sentences_of(compare_rules(before, after))]
+    return [*compare_rules(before, after).messages]
 
 
 def web(*endpoints: str, **fields: Any) -> list[Service | EndpointSlice]:
@@ -356,7 +354,7 @@ def test_every_difference_has_a_true_sentence(data: st.DataObject) -> None:
     """Equal rulesets have none."""
     before, after = (rules(_objects(data)) for _ in range(2))
     changes = compare_rules(before, after)
-    sentences = list(sentences_of(changes))
+    sentences = changes.messages
     assert bool(sentences) == bool(changes.chains) == (before != after)
     _assert_changes_turn_before_into_after(changes, before, after)
     for sentence in sentences:

@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 from pykubeproxy.config import load
-from pykubeproxy.inspect.dump.model import PacketVerdict, ServiceView, views
+from pykubeproxy.inspect.dump.model import ServiceView, views
 from pykubeproxy.inspect.explain.model import (
+    Explanation,
     PortExplanation,
-    ServiceOnNodes,
     explain,
     explain_all,
     explain_nodes,
 )
-from pykubeproxy.inspect.explain.report import ExplainedNode, ExplainReport, explain_report
+from pykubeproxy.inspect.explain.report import ExplainReport, explain_report
 from pykubeproxy.inspect.explain.sentences import notes, skip_message
 from pykubeproxy.inspect.routes import Policy
 from pykubeproxy.inspect.targets import parse_filter
@@ -78,10 +78,10 @@ def explained(case: str, *nodes: Node) -> ExplainReport:
     cluster = cluster_of(load_case(case))
     wanted = nodes or (node_of(load_case(case)),)
     services = sorted(it.key for it in cluster.services() if it.namespace != "default")
-    found: list[ServiceOnNodes] = []
+    found: list[Explanation] = []
     for key in services:
         found += explain_nodes(cluster, parse_filter(str(key)), wanted, lambda node: contexts_on(case, node))
-    return explain_report(found, [ExplainedNode(it.name, it.zone or None) for it in wanted])
+    return explain_report(found, wanted)
 
 
 def contexts_on(case: str, node: Node) -> dict[Family, RuleContext]:
@@ -126,14 +126,11 @@ def _check(
 ) -> None:
     for policy in port.policies:
         view = views_by_port.get((port.name, policy.policy))
-        if policy.verdict is PacketVerdict.DNAT and (policy.frontends or policy.from_this_node):
+        (group,) = policy.groups
+        if group.serves and (policy.frontends or policy.from_this_node):
             assert view
             assert policy.chain in chains
-            explained_shares = {
-                (it.resolved.endpoint.address, it.resolved.port): it.share
-                for it in policy.endpoints
-                if it.share
-            }
+            explained_shares = {(it.address, it.port): it.share for it in group.endpoints if it.share}
             rule_shares = {(it.address, it.port): it.share for it in view.endpoints}
             assert explained_shares == pytest.approx(rule_shares, abs=1e-8)
             assert _addresses(policy.frontends) == _addresses(view.frontends)
@@ -141,7 +138,7 @@ def _check(
         elif policy.frontends:
             # Rejecting rules do not contain the policy.
             views_ = [views_by_port[it] for it in views_by_port if it[0] == port.name]
-            assert policy.verdict in {it.verdict for it in views_}
+            assert group.verdict in {it.verdict for it in views_}
             assert not policy.chain
 
 
@@ -171,7 +168,7 @@ def test_masquerading_notes_agree_with_the_rules(case: str) -> None:
                     rule
                     for it in port.policies
                     if it.policy is internal
-                    for rule in ruleset.chains.get(ChainKey("nat", it.chain), ())
+                    for rule in ruleset.chains.get(ChainKey("nat", it.chain or ""), ())
                 ]
                 marking = [rule for rule in rules if rule.endswith("KUBE-MARK-MASQ")]
                 if rules:
@@ -271,7 +268,7 @@ def test_disabled_external_ips_are_named() -> None:
     (found,) = explain_nodes(
         cluster(objects_), parse_filter("web"), [Node("node1")], lambda _: {Family.IPV4: context}
     )
-    output = as_text(explain_report([found], [ExplainedNode("node1")]).blocks(wide=False))
+    output = as_text(explain_report([found], [Node("node1")]).blocks(wide=False))
     assert "  Its external IP 192.0.2.1 is not served" in output
 
 

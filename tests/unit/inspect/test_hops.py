@@ -6,22 +6,11 @@ import click
 import msgspec
 import pytest
 
-from pykubeproxy.inspect.connection import LocationKind
-from pykubeproxy.inspect.trace.conclusion import TraceVerdict, conclusion, next_step, notes, verdict
-from pykubeproxy.inspect.trace.journey import (
-    MOST_READ,
-    EndResult,
-    Journey,
-    JourneyEnd,
-    Location,
-    Locations,
-    NowhereToStart,
-    Receivers,
-    TraceAnswer,
-    TraceDestination,
-    follow_connection,
-)
-from pykubeproxy.inspect.trace.report import report
+from pykubeproxy.inspect.connection import Directory, Location, LocationKind, TracedDestination
+from pykubeproxy.inspect.trace.conclusion import TraceVerdict
+from pykubeproxy.inspect.trace.journey import MOST_READ, EndResult, TracedEnd, TracedWay
+from pykubeproxy.inspect.trace.question import NowhereToStart
+from pykubeproxy.inspect.trace.report import TraceReport
 from pykubeproxy.objects import (
     Endpoint,
     EndpointPort,
@@ -41,40 +30,35 @@ from tests import cases, packet_model
 from tests.fakes.three_nodes import OUTSIDE, ThreeNodes
 
 POD1, POD3 = "10.244.1.5", "10.244.3.5"
-CLUSTER_IP = TraceDestination("TCP", "10.96.1.1", 80, "ns1/web:http", FrontendKind.CLUSTER_IP)
-BALANCER = TraceDestination("TCP", "198.51.100.5", 80, "ns1/web:http", FrontendKind.LOAD_BALANCER_IP)
+CLUSTER_IP = TracedDestination("TCP", "10.96.1.1", 80, "ns1/web:http", FrontendKind.CLUSTER_IP)
+BALANCER = TracedDestination("TCP", "198.51.100.5", 80, "ns1/web:http", FrontendKind.LOAD_BALANCER_IP)
 FORWARD = ChainKey("filter", "FORWARD")
 MARK = 0x4000
 
 
-def node_port(address: str) -> TraceDestination:
-    return TraceDestination("TCP", address, 30080, "ns1/web:http", FrontendKind.NODE_PORT)
+def node_port(address: str) -> TracedDestination:
+    return TracedDestination("TCP", address, 30080, "ns1/web:http", FrontendKind.NODE_PORT)
 
 
-def only(answer: TraceAnswer) -> tuple[JourneyEnd, ...]:
-    """Return the outcomes of an answer with one way."""
+def only(answer: TraceReport) -> tuple[TracedEnd, ...]:
+    """Return the ends of an answer with one way."""
     (way,) = answer.ways
-    assert way.journey
-    return way.journey.outcomes
+    return way.ends
 
 
-def by_node(answer: TraceAnswer) -> dict[str, set[tuple[EndResult, str]]]:
-    return {
-        way.receivers.read: {(it.result, it.location.address) for it in way.journey.outcomes}
-        for way in answer.ways
-        if way.journey
-    }
+def by_node(answer: TraceReport) -> dict[str | None, set[tuple[EndResult, str]]]:
+    return {way.node: {(it.result, it.address) for it in way.ends} for way in answer.ways}
 
 
-def plain(answer: TraceAnswer) -> str:
-    return click.unstyle(text(report(answer).blocks(wide=False)))
+def plain(answer: TraceReport) -> str:
+    return click.unstyle(text(answer.blocks(wide=False)))
 
 
 def test_pod_reaches_endpoints_on_its_own_and_another_node() -> None:
     nodes = ThreeNodes("clusterip-three")
     answer = nodes.trace(POD1, CLUSTER_IP)
-    assert verdict(answer) is TraceVerdict.REACHED
-    assert {(it.location.address, it.location.node): round(it.probability, 6) for it in only(answer)} == {
+    assert answer.verdict is TraceVerdict.REACHED
+    assert {(it.address, it.node): round(it.probability, 6) for it in only(answer)} == {
         ("10.244.1.11", "node1"): 0.333333,
         ("10.244.2.12", "node2"): 0.333333,
         ("10.244.3.13", "node3"): 0.333333,
@@ -100,15 +84,15 @@ def test_of_many_nodes_with_endpoints_some_are_read() -> None:
     answer = nodes.trace(POD1, CLUSTER_IP)
     assert nodes.asked == ["node1", *names[:MOST_READ]]
     assert len(only(answer)) == len(names)
-    assert verdict(answer) is TraceVerdict.LIKELY
-    assert f"more than {MOST_READ} nodes come next" in conclusion(answer)
+    assert answer.verdict is TraceVerdict.LIKELY
+    assert f"more than {MOST_READ} nodes come next" in answer.message
     assert "On worker00, worker01, worker02, worker03 and 16 more, after node1:" in plain(answer)
 
 
 def test_hairpin_sees_an_address_of_its_node() -> None:
     answer = ThreeNodes("clusterip-one").trace("10.244.1.11", CLUSTER_IP)
     (outcome,) = only(answer)
-    assert (outcome.location.address, outcome.masqueraded_on, outcome.client) == ("10.244.1.11", "node1", "")
+    assert (outcome.address, outcome.masqueraded_on, outcome.client) == ("10.244.1.11", "node1", None)
     assert "masqueraded: sees an address of node1" in plain(answer)
 
 
@@ -116,34 +100,34 @@ def test_node_port_of_another_node_without_local_endpoint_drops() -> None:
     answer = ThreeNodes("nodeport-local").trace(OUTSIDE, node_port("192.168.99.30"))
     (outcome,) = only(answer)
     assert (outcome.result, outcome.route) == (EndResult.DROPPED, ("node3",))
-    assert conclusion(answer) == (
+    assert answer.message == (
         f"{OUTSIDE} does not reach ns1/web:http: node3 drops its packets (ns1/web:http has no local endpoints)."
     )
-    assert next_step(answer) == "kubectl pykubeproxy explain ns1/web --node node3"
+    assert answer.next == "kubectl pykubeproxy explain ns1/web --node node3"
 
 
 def test_pod_goes_to_the_node_whose_node_port_it_names() -> None:
     """Under policy Cluster, that node masquerades, and the endpoint sees neither the pod nor its node."""
     answer = ThreeNodes("nodeport").trace(POD1, node_port("192.168.99.30"))
-    assert {(it.location.address, it.route, it.client) for it in only(answer)} == {
+    assert {(it.address, it.route, it.client) for it in only(answer)} == {
         ("10.244.1.11", ("node1", "node3", "node1"), "192.168.99.30"),
         ("10.244.2.12", ("node1", "node3", "node2"), "192.168.99.30"),
     }
     assert all(it.client_assumed and it.masqueraded_on == "node3" for it in only(answer))
-    assert any("192.168.99.30 is assumed" in note for note in notes(answer))
+    assert any("192.168.99.30 is assumed" in note for note in answer.notes)
 
 
 def test_replies_that_bypass_the_node_of_the_node_port_are_named() -> None:
     """Under policy Local, a node sends pods of other nodes to any endpoint and keeps their address."""
     answer = ThreeNodes("nodeport-local").trace(POD3, node_port("192.168.99.10"))
     assert {(it.route[-1], it.client) for it in only(answer)} >= {("node1", POD3), ("node2", POD3)}
-    (note,) = (it for it in notes(answer) if "replies" in it)
+    (note,) = (it for it in answer.notes if "replies" in it)
     assert note == (
         f"Connections to endpoints on node2 fail: their replies to {POD3} do not pass node1, which replaced the"
         " destination and kept the source."
     )
-    assert verdict(answer) is TraceVerdict.PARTLY
-    assert conclusion(answer) == (
+    assert answer.verdict is TraceVerdict.PARTLY
+    assert answer.message == (
         f"pod {POD3} reaches ns1/web:http with 50% of its connections; node1 translates the others, but replies bypass"
         " this node."
     )
@@ -152,7 +136,7 @@ def test_replies_that_bypass_the_node_of_the_node_port_are_named() -> None:
         ("nodeport", POD1, CLUSTER_IP),
         ("nodeport-local", POD3, node_port("192.168.99.30")),
     ):
-        assert not any("replies" in it for it in notes(ThreeNodes(case).trace(source, destination)))
+        assert not any("replies" in it for it in ThreeNodes(case).trace(source, destination).notes)
 
 
 def stale(*gone: str) -> ThreeNodes:
@@ -170,9 +154,9 @@ def stale(*gone: str) -> ThreeNodes:
 def test_stale_node_that_sends_packets_to_a_pod_that_has_gone_is_named() -> None:
     answer = stale("10.244.2.12").trace(POD1, node_port("192.168.99.30"))
     note = "No EndpointSlice of ns1/web names 10.244.2.12; the rules of node3 may be out of date."
-    assert note in notes(answer)
-    assert next_step(answer) == "kubectl pykubeproxy diff --node node3"
-    assert conclusion(answer) == (
+    assert note in answer.notes
+    assert answer.next == "kubectl pykubeproxy diff --node node3"
+    assert answer.message == (
         f"pod {POD1} reaches ns1/web:http with 50% of its connections; node3 sends the others to endpoints that have gone,"
         " or that belong to another Service."
     )
@@ -183,9 +167,9 @@ def test_a_redirect_by_another_program_makes_no_node_stale() -> None:
     redirect = "-p tcp -j DNAT --to-destination 10.244.2.99:8080"
     cluster.add_rules("node1", ChainKey("nat", "PREROUTING"), redirect)
     answer = cluster.trace(POD1, CLUSTER_IP)
-    assert not any("EndpointSlice" in it for it in notes(answer))
+    assert not any("EndpointSlice" in it for it in answer.notes)
     assert "10.244.2.99" in plain(answer)
-    assert "gone" not in conclusion(answer)
+    assert "gone" not in answer.message
 
 
 @pytest.mark.parametrize("pod_cidrs", [True, False])
@@ -194,8 +178,8 @@ def test_stale_node_that_knows_no_endpoint_of_today_does_not_reach_the_service(p
     if not pod_cidrs:
         cluster.nodes = [msgspec.structs.replace(it, pod_cidrs=()) for it in cluster.nodes]
     answer = cluster.trace("192.168.99.10", node_port("192.168.99.30"))
-    assert document(report(answer))["verdict"] == "not-reached"
-    assert conclusion(answer) == (
+    assert document(answer)["verdict"] == "not-reached"
+    assert answer.message == (
         "node1 does not reach ns1/web:http: node3 sends its packets to endpoints that have gone, or that belong to another"
         " Service."
     )
@@ -203,8 +187,8 @@ def test_stale_node_that_knows_no_endpoint_of_today_does_not_reach_the_service(p
 
 def test_stale_node_says_nothing_about_other_nodes() -> None:
     answer = stale("10.244.2.12").trace(OUTSIDE, node_port(ANY_LOCAL))
-    assert answer.ways[0].receivers.others
-    assert conclusion(answer).endswith("that belong to another Service.")
+    assert answer.ways[0].others
+    assert answer.message.endswith("that belong to another Service.")
 
 
 def test_local_policy_keeps_the_client_and_answers_on_nodes_with_endpoints_only() -> None:
@@ -214,20 +198,35 @@ def test_local_policy_keeps_the_client_and_answers_on_nodes_with_endpoints_only(
         "node2": {(EndResult.REACHED, "10.244.2.12")},
         "node3": {(EndResult.DROPPED, "198.51.100.5")},
     }
-    assert verdict(answer) is TraceVerdict.PARTLY
-    assert conclusion(answer) == (
+    assert answer.verdict is TraceVerdict.PARTLY
+    assert answer.message == (
         f"{OUTSIDE} reaches ns1/web:http only through node1 and node2: node3 drops it (ns1/web:http has no local"
         " endpoints)."
     )
-    assert {it.client for one in answer.journeys for it in one.outcomes} == {OUTSIDE}
+    assert {it.client for way in answer.ways for it in way.ends} == {OUTSIDE}
 
 
 def test_nodes_that_must_drop_alike_are_read_once() -> None:
     nodes = ThreeNodes("lb-local-none")
     answer = nodes.trace(OUTSIDE, BALANCER)
     assert nodes.asked == ["node2", "node1"]
-    assert [way.receivers.others for way in answer.ways] == [(), ("node3",)]
+    assert [way.others for way in answer.ways] == [(), ("node3",)]
     assert "also through node3" in plain(answer)
+
+
+def test_nodes_that_are_not_read_may_serve_too() -> None:
+    nodes = ThreeNodes("lb-local")
+    nodes.unread["node2"] = "runs kube-proxy in IPVS mode"
+    unknown = "the rules of node2 are unknown (runs kube-proxy in IPVS mode)"
+    answer = nodes.trace(OUTSIDE, BALANCER)
+    assert answer.verdict is TraceVerdict.PARTLY
+    assert answer.message == (
+        f"{OUTSIDE} reaches ns1/web:http through node1: node3 drops it (ns1/web:http has no local endpoints); {unknown}."
+    )
+    others = [TracedWay("node1"), TracedWay("node2")]
+    answer = nodes.trace(OUTSIDE, BALANCER, entrances=others)
+    assert answer.verdict is TraceVerdict.LIKELY
+    assert answer.message == f"{OUTSIDE} reaches ns1/web:http through node1; {unknown}."
 
 
 def test_named_node_receives() -> None:
@@ -237,15 +236,17 @@ def test_named_node_receives() -> None:
 
 def test_node_port_of_any_node_is_asked_at_each_of_them() -> None:
     answer = ThreeNodes("nodeport-local").trace(OUTSIDE, node_port(ANY_LOCAL))
-    packets = {journey.entry.node: journey.entry.packet.destination for journey in answer.journeys}
-    assert packets == {"node1": "192.168.99.10", "node2": "192.168.99.20", "node3": "192.168.99.30"}
-    assert [bool(one) for one in (by_node(answer)[name] for name in packets)] == [True, True, True]
+    assert by_node(answer) == {
+        "node1": {(EndResult.REACHED, "10.244.1.11")},
+        "node2": {(EndResult.REACHED, "10.244.2.12")},
+        "node3": {(EndResult.DROPPED, "192.168.99.30")},
+    }
 
 
 def test_load_balancer_address_inside_the_cluster_is_served_by_the_first_node() -> None:
     """Under policy Local too, without masquerading."""
     answer = ThreeNodes("lb-local").trace(POD3, BALANCER)
-    assert {(it.location.address, it.route[0], it.client) for it in only(answer)} == {
+    assert {(it.address, it.route[0], it.client) for it in only(answer)} == {
         ("10.244.1.11", "node3", POD3),
         ("10.244.2.12", "node3", POD3),
     }
@@ -263,19 +264,19 @@ def test_service_without_endpoints_rejects() -> None:
     answer = ThreeNodes("no-endpoints").trace(POD1, CLUSTER_IP)
     (outcome,) = only(answer)
     assert outcome.result is EndResult.REJECTED
-    assert outcome.step and outcome.step.chain == "KUBE-SERVICES"
-    assert "node1 rejects its packets" in conclusion(answer)
+    assert outcome.rule and outcome.rule.chain == "KUBE-SERVICES"
+    assert "node1 rejects its packets" in answer.message
 
 
 def test_session_affinity_is_mentioned() -> None:
     answer = ThreeNodes("affinity").trace(POD1, CLUSTER_IP)
-    assert "A client that used node1 within 3 h keeps its endpoint (session affinity)." in notes(answer)
+    assert "A client that used node1 within 3 h keeps its endpoint (session affinity)." in answer.notes
 
 
 def test_ipv6() -> None:
-    destination = TraceDestination("TCP", "fd00:10:96::1", 80, "ns1/web:http", FrontendKind.CLUSTER_IP)
+    destination = TracedDestination("TCP", "fd00:10:96::1", 80, "ns1/web:http", FrontendKind.CLUSTER_IP)
     answer = ThreeNodes("dual-stack").trace("fd00:10:244:3::7", destination)
-    assert {(it.location.address, it.route) for it in only(answer)} == {
+    assert {(it.address, it.route) for it in only(answer)} == {
         ("fd00:10:244:1::11", ("node3", "node1")),
         ("fd00:10:244:2::12", ("node3", "node2")),
     }
@@ -286,8 +287,8 @@ def test_foreign_rule_on_the_node_of_an_endpoint_drops() -> None:
     nodes.add_rules("node2", FORWARD, '-s 10.244.1.0/24 -m comment --comment "policy of shop" -j DROP')
     answer = nodes.trace(POD1, CLUSTER_IP)
     dropped = [it for it in only(answer) if it.result is EndResult.DROPPED]
-    assert [(it.route, it.location.address) for it in dropped] == [(("node1", "node2"), "10.244.2.12")]
-    assert conclusion(answer) == (
+    assert [(it.route, it.address) for it in dropped] == [(("node1", "node2"), "10.244.2.12")]
+    assert answer.message == (
         "pod 10.244.1.5 reaches ns1/web:http with 66.7% of its connections; node2 drops the others (policy of shop)."
     )
     assert "filter FORWARD: dropped: policy of shop" in plain(answer)
@@ -296,9 +297,9 @@ def test_foreign_rule_on_the_node_of_an_endpoint_drops() -> None:
 def test_a_drop_behind_the_receiving_node_names_the_node_that_drops() -> None:
     nodes = ThreeNodes("nodeport")
     nodes.add_rules("node2", FORWARD, "-d 10.244.2.12/32 -j DROP")
-    start, ways = nodes.locations.find(OUTSIDE), [Receivers("node1"), Receivers("node3")]
-    reply = follow_connection(start, node_port(ANY_LOCAL), ways, nodes.locations, nodes.read)
-    assert conclusion(reply) == (
+    ways = [TracedWay("node1"), TracedWay("node3")]
+    reply = nodes.trace(OUTSIDE, node_port(ANY_LOCAL), entrances=ways)
+    assert reply.message == (
         f"{OUTSIDE} reaches ns1/web:http with some of its connections only: node2 drops it (filter FORWARD)."
     )
 
@@ -307,7 +308,7 @@ def test_masquerade_on_the_first_node_changes_what_the_second_one_matches() -> N
     nodes = ThreeNodes("lb")
     nodes.add_rules("node2", FORWARD, "-s 192.168.99.10/32 -j DROP")
     answer = nodes.trace(OUTSIDE, BALANCER)
-    assert {it.location.address: it.result for it in only(answer)} == {
+    assert {it.address: it.result for it in only(answer)} == {
         "10.244.1.11": EndResult.REACHED,
         "10.244.2.12": EndResult.DROPPED,
     }
@@ -317,24 +318,24 @@ def test_rule_with_an_ipset_is_named_as_an_assumption() -> None:
     nodes = ThreeNodes("clusterip-three")
     nodes.add_rules("node2", FORWARD, "-m set --match-set cali40s:abc src -j DROP")
     expected = "Assumed not to match: rules that trace cannot evaluate on node2, in filter FORWARD."
-    assert notes(nodes.trace(POD1, CLUSTER_IP))[0] == expected
+    assert nodes.trace(POD1, CLUSTER_IP).notes[0] == expected
 
 
 def test_unread_node_of_an_endpoint_leaves_the_answer_likely() -> None:
     nodes = ThreeNodes("lb-local")
     nodes.unread["node2"] = "runs kube-proxy in IPVS mode"
     answer = nodes.trace(POD1, CLUSTER_IP)
-    assert verdict(answer) is TraceVerdict.LIKELY
+    assert answer.verdict is TraceVerdict.LIKELY
     assert {it.result for it in only(answer)} == {EndResult.REACHED, EndResult.SENT}
-    assert "the rules of node2 are unknown (runs kube-proxy in IPVS mode)" in conclusion(answer)
+    assert "the rules of node2 are unknown (runs kube-proxy in IPVS mode)" in answer.message
 
 
 def test_unread_node_of_a_node_port_leaves_the_answer_likely() -> None:
     nodes = ThreeNodes("nodeport")
     nodes.unread["node3"] = "runs kube-proxy in nftables mode"
     answer = nodes.trace(POD1, node_port("192.168.99.30"))
-    assert verdict(answer) is TraceVerdict.LIKELY
-    assert conclusion(answer) == (
+    assert answer.verdict is TraceVerdict.LIKELY
+    assert answer.message == (
         "pod 10.244.1.5 goes to node port 192.168.99.30:30080, on node3; the rules of node3 are unknown"
         " (runs kube-proxy in nftables mode)."
     )
@@ -345,32 +346,33 @@ def test_unread_first_node_leaves_the_answer_unknown() -> None:
     nodes = ThreeNodes("lb-local")
     nodes.unread["node1"] = "no proxy pod; use --debug-image"
     answer = nodes.trace(POD1, CLUSTER_IP)
-    assert verdict(answer) is TraceVerdict.UNKNOWN
+    assert answer.verdict is TraceVerdict.UNKNOWN
     assert "no proxy pod; use --debug-image" in plain(answer).replace("\n  ", " ").split("TCP")[0]
 
 
 def test_node_without_rules_for_the_service_is_named() -> None:
     """So shows a node whose proxy stopped."""
     answer = ThreeNodes("empty").trace(POD1, CLUSTER_IP)
-    assert verdict(answer) is TraceVerdict.NOT_REACHED
-    assert conclusion(answer).endswith("node1 has no rule for cluster IP 10.96.1.1:80.")
-    assert next_step(answer) == "kubectl pykubeproxy diff --node node1"
+    assert answer.verdict is TraceVerdict.NOT_REACHED
+    assert answer.message.endswith("node1 has no rule for cluster IP 10.96.1.1:80.")
+    assert answer.next == "kubectl pykubeproxy diff --node node1"
 
 
 def test_other_port_of_a_service_address_is_not_served() -> None:
     reason = "ns1/web has no port 81/TCP"
-    answer = ThreeNodes("lb").trace(POD1, TraceDestination("TCP", "10.96.1.1", 81, unserved=reason))
-    assert conclusion(answer) == f"pod {POD1} does not reach 10.96.1.1:81: {reason}."
-    assert verdict(answer) is TraceVerdict.NOT_REACHED
+    answer = ThreeNodes("lb").trace(POD1, TracedDestination("TCP", "10.96.1.1", 81, unserved=reason))
+    assert answer.message == f"pod {POD1} does not reach 10.96.1.1:81: {reason}."
+    assert answer.verdict is TraceVerdict.NOT_REACHED
 
 
 def test_plain_destinations() -> None:
     nodes = ThreeNodes("empty")
-    assert "directly, not through a Service" in conclusion(
-        nodes.trace(POD1, TraceDestination("TCP", "10.244.2.7", 80))
+    assert (
+        "directly, not through a Service"
+        in nodes.trace(POD1, TracedDestination("TCP", "10.244.2.7", 80)).message
     )
-    assert "outside the cluster" in conclusion(nodes.trace(POD1, TraceDestination("UDP", "8.8.8.8", 53)))
-    (outcome,) = only(nodes.trace(OUTSIDE, TraceDestination("TCP", "10.244.2.7", 80)))
+    assert "outside the cluster" in nodes.trace(POD1, TracedDestination("UDP", "8.8.8.8", 53)).message
+    (outcome,) = only(nodes.trace(OUTSIDE, TracedDestination("TCP", "10.244.2.7", 80)))
     assert outcome.route == ("node2",)
 
 
@@ -379,7 +381,7 @@ def test_nodes_that_send_a_packet_in_circles_end_the_journey() -> None:
     prerouting = ChainKey("nat", "PREROUTING")
     for here, there in (("node1", "192.168.99.20"), ("node2", "192.168.99.10")):
         nodes.add_rules(here, prerouting, f"-p tcp -m tcp --dport 7 -j DNAT --to-destination {there}:7")
-    (outcome,) = only(nodes.trace(POD1, TraceDestination("TCP", "10.9.9.9", 7)))
+    (outcome,) = only(nodes.trace(POD1, TracedDestination("TCP", "10.9.9.9", 7)))
     assert outcome.result is EndResult.LOST
 
 
@@ -395,7 +397,7 @@ def test_locations_prefer_pods_to_pod_cidrs_and_nodes_to_pods_on_the_host_networ
         Pod("ns1", "stray", ("10.244.1.7",), "node3"),
         Pod("ns1", "agent", ("192.168.99.20",), "node2", host_network=True),
     ]
-    locations = Locations(nodes, pods=pods)
+    locations = Directory("", nodes=tuple(nodes), listed_pods=tuple(pods), complete=True)
     assert locations.find("10.244.1.7") == Location(LocationKind.POD, "10.244.1.7", "node3", "ns1/stray")
     assert locations.find("10.244.1.8") == Location(LocationKind.POD, "10.244.1.8", "node1", assumed=True)
     assert locations.find("192.168.99.20") == Location(LocationKind.NODE, "192.168.99.20", "node2")
@@ -404,8 +406,8 @@ def test_locations_prefer_pods_to_pod_cidrs_and_nodes_to_pods_on_the_host_networ
 
 def test_pods_detected_by_interface_come_in_by_it() -> None:
     answer = ThreeNodes("detect-bridge").trace(POD1, CLUSTER_IP)
-    assert answer.journeys[0].visits[0].packet.received_by == "cbr0"
-    assert all(not it.masqueraded_on for it in only(answer))
+    assert answer.ways[0].visits[0].interface == "cbr0"
+    assert all(it.masqueraded_on is None for it in only(answer))
 
 
 @pytest.mark.parametrize("case", ["lb-local", "lb", "nodeport", "lb-source-ranges", "dual-stack"])
@@ -413,7 +415,7 @@ def test_text_fits_into_80_columns_and_json_has_the_documented_keys(case: str) -
     for source in (POD1, OUTSIDE, "192.168.99.20"):
         answer = ThreeNodes(case).trace(source, CLUSTER_IP if source == POD1 else node_port("192.168.99.30"))
         assert max(map(len, plain(answer).splitlines())) <= 80
-        made = json.loads(json.dumps(document(report(answer))))
+        made = json.loads(json.dumps(document(answer)))
         assert list(made) == [
             "apiVersion",
             "kind",
@@ -430,12 +432,11 @@ def test_text_fits_into_80_columns_and_json_has_the_documented_keys(case: str) -
             assert abs(sum(it["probability"] for it in way["ends"]) - 1) < 1e-6
 
 
-def walked(nodes: ThreeNodes, journey: Journey) -> dict[object, float]:
+def walked(nodes: ThreeNodes, answer: TraceReport) -> dict[object, float]:
     """Return what the independent model says: endpoints with shares and whether they are masqueraded, or a verdict."""
-    sent = journey.visits[0].packet
-    walker = packet_model.Walker(nodes.rules(journey.entry.node, family_of(sent.destination)))
-    interface = sent.received_by or "eth0"
-    packet = packet_model.Packet(sent.source, sent.destination, sent.protocol, sent.port, interface)
+    visit, source, to = answer.ways[0].visits[0], answer.source.address, answer.destination
+    walker = packet_model.Walker(nodes.rules(visit.node, family_of(source)))
+    packet = packet_model.Packet(source, to.address, "tcp", to.port, visit.interface or "eth0")
     found: dict[object, float] = {}
     for outcome, share in walker.walk(packet, "nat", "PREROUTING").items():
         result: object = outcome.verdict, bool(outcome.mark & MARK)
@@ -461,12 +462,12 @@ def test_journeys_to_cluster_ips_agree_with_the_packet_model(case: str) -> None:
             for port in (it for it in service.ports if it.protocol.value == "TCP"):
                 source = sources[family_of(address)]
                 found: dict[object, float] = {}
-                answer = nodes.trace(source, TraceDestination("TCP", address, port.port))
+                answer = nodes.trace(source, TracedDestination("TCP", address, port.port))
                 for it in only(answer):
-                    host = f"[{it.location.address}]" if ":" in address else it.location.address
-                    to = f"to {host}:{it.port}", bool(it.masqueraded_on)
-                    result = to if it.translated else verdicts[it.result]
+                    host = f"[{it.address}]" if ":" in address else it.address
+                    to = f"to {host}:{it.port}", it.masqueraded_on is not None
+                    result = to if it.endpoint else verdicts[it.result]
                     found[result] = round(found.get(result, 0.0) + it.probability, 6)
-                assert found == walked(nodes, answer.journeys[0])
+                assert found == walked(nodes, answer)
                 compared += 1
     assert compared

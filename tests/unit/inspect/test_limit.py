@@ -5,7 +5,6 @@ import pytest
 from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.limit import RuleLimit, TooManyRules
 from pykubeproxy.inspect.meaning.fingerprints import Fingerprints, SharedNumbers
-from pykubeproxy.inspect.packets import walk
 from pykubeproxy.inspect.packets.iptables import IptablesRules
 from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
 from pykubeproxy.objects import Family
@@ -83,24 +82,6 @@ def test_the_numbers_of_chains_that_repeat_another_one_take_little_memory() -> N
     assert numbers
     assert len(shared.named(numbers).addresses) == 200 + 200 + 9000
     assert sum(len(it) for it in shared._numbers) < 12_000
-
-
-def test_a_path_takes_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The points of a path share their beginning: copies would take minutes for 2^15 jumps."""
-    seen: list[int] = []
-    past = walk.Passage.past
-
-    def longer(passage: walk.Passage, point: object) -> walk.Passage:
-        made = past(passage, point)  # type: ignore[arg-type]
-        assert made.trail is not None
-        assert made.trail[1] is passage.trail
-        seen.append(made.points)
-        return made
-
-    monkeypatch.setattr(walk.Passage, "past", longer)
-    trace = trace_packet(doubled(10), PACKET, HOST)
-    assert max(seen) > 2**11
-    assert [len(it.path) for it in trace.ends] == [max(seen)]
 
 
 def test_rules_met_for_the_first_time_raise_the_limit() -> None:

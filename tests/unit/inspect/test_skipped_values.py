@@ -10,7 +10,7 @@ import pytest
 
 from pykubeproxy.config import load
 from pykubeproxy.inspect.explain.model import explain_nodes
-from pykubeproxy.inspect.explain.report import ExplainedNode, explain_report
+from pykubeproxy.inspect.explain.report import explain_report
 from pykubeproxy.inspect.targets import ServiceFilter
 from pykubeproxy.objects import Family, Kind, Node, Updated, decode
 from pykubeproxy.report.document import document, json_text
@@ -42,7 +42,7 @@ def explained(
         family: rule_context(CONFIG, "n", None, KernelFacts(), family, api_servers) for family in Family
     }
     found = explain_nodes(cluster, ServiceFilter(name="web"), [Node("n")], lambda _: contexts)
-    report = explain_report(found, [ExplainedNode("n")])
+    report = explain_report(found, [Node("n")])
     (service_,) = json.loads(json_text(document(report)))["services"]
     return " ".join(click.unstyle(text(report.blocks(wide=False))).split()), service_
 

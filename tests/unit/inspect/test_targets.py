@@ -160,12 +160,12 @@ def test_invalid_destinations(text: str, advice: str) -> None:
 def test_addresses(source: str, destination: str, wanted: tuple[str, str, int]) -> None:
     """The source gives the family, else the Service's first address; clients outside use a load balancer."""
     found = resolved(source, destination)
-    assert (found.source, found.destination, found.port) == wanted
+    assert (found.client.address, found.destination.address, found.destination.port) == wanted
 
 
 def test_family_is_selected() -> None:
     found = resolved("pod/web-1", "svc/web:http", family=Family.IPV6)
-    assert (found.source, found.destination) == ("fd00:244::5", "fd00:96::10")
+    assert (found.client.address, found.destination.address) == ("fd00:244::5", "fd00:96::10")
 
 
 @pytest.mark.parametrize(
@@ -175,13 +175,13 @@ def test_family_is_selected() -> None:
         ("pod/on-host", LocationKind.NODE, "n1"),
         ("10.244.1.5", LocationKind.POD, "n1"),
         ("10.244.2.99", LocationKind.POD, "n2"),
-        ("10.244.9.9", LocationKind.POD, ""),
+        ("10.244.9.9", LocationKind.POD, None),
         ("fd00::1", LocationKind.NODE, "n1"),
         ("node/n2", LocationKind.NODE, "n2"),
-        ("203.0.113.7", LocationKind.OUTSIDE, ""),
+        ("203.0.113.7", LocationKind.OUTSIDE, None),
     ],
 )
-def test_node_where_a_packet_starts(source: str, kind: LocationKind, node: str) -> None:
+def test_node_where_a_packet_starts(source: str, kind: LocationKind, node: str | None) -> None:
     """A pod with the network of its node counts as the node."""
     found = resolved(source, "[2001:db8::1]:80" if ":" in source else "8.8.8.8:80")
     assert (found.client.kind, found.client.node) == (kind, node)
@@ -190,7 +190,11 @@ def test_node_where_a_packet_starts(source: str, kind: LocationKind, node: str) 
 def test_node_port_of_a_given_node() -> None:
     """A Service without an address for clients outside is reached at the node port of the entry node."""
     found = resolved("203.0.113.7", "svc/web:http", entry="n1")
-    assert (found.destination, found.port, str(found.service)) == ("192.168.0.1", 30080, "ns/web:http")
+    assert (found.destination.address, found.destination.port, found.destination.service) == (
+        "192.168.0.1",
+        30080,
+        "ns/web:http",
+    )
     with pytest.raises(Unresolved, match="use node/NAME:30080"):
         resolved("203.0.113.7", "svc/web:http")
 
@@ -198,7 +202,7 @@ def test_node_port_of_a_given_node() -> None:
 def test_cluster_ip_for_a_client_outside() -> None:
     """Nothing else is there: say so."""
     found = resolved("203.0.113.7", "svc/inner")
-    assert found.destination == "10.96.0.10"
+    assert found.destination.address == "10.96.0.10"
     assert "no address for clients outside" in found.notes[0]
 
 
@@ -218,7 +222,7 @@ def test_cluster_ip_for_a_client_outside() -> None:
 )
 def test_protocols(destination: str, protocol: Protocol | None, wanted: Protocol) -> None:
     """A named port has one; plain addresses and undeclared ports of pods have TCP by default."""
-    assert resolved("pod/web-1", destination, protocol=protocol).protocol is wanted
+    assert resolved("pod/web-1", destination, protocol=protocol).destination.protocol == wanted.value
 
 
 @pytest.mark.parametrize(
@@ -287,7 +291,7 @@ def test_facts_about_the_ends() -> None:
 
 def test_plain_addresses_need_no_objects() -> None:
     found = resolved("10.1.2.3", "10.4.5.6:80", Directory(""))
-    assert (found.source, found.destination, found.port, found.client.kind) == (
+    assert (found.client.address, found.destination.address, found.destination.port, found.client.kind) == (
         "10.1.2.3",
         "10.4.5.6",
         80,

@@ -1,4 +1,4 @@
-"""NodeTrace random packets through the rules of random objects."""
+"""Trace random packets through the rules of random objects."""
 
 import msgspec
 import pytest
@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from pykubeproxy.inspect.dump.model import PacketVerdict
 from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
-from pykubeproxy.inspect.packets.walk import NodeTrace
 from pykubeproxy.objects import Family, Kind, Listed
 from pykubeproxy.rules.render import installed, render
 from pykubeproxy.services.cluster import Cluster
@@ -16,7 +15,7 @@ from pykubeproxy.services.selection import resolve_ports
 from tests.packet_model import Packet as ModelPacket
 from tests.packet_model import Walker
 from tests.strategies import PODS
-from tests.traces import trace_packet
+from tests.traces import PacketTrace, trace_packet
 from tests.unit.rules.test_packets import CLIENT, NODE_IP, POD, World, worlds
 
 pytestmark = pytest.mark.usefixtures("small_trees")
@@ -28,7 +27,7 @@ def host_of(family: Family) -> NodeNetwork:
     return NodeNetwork(frozenset({NODE_IP[family]}))
 
 
-def traced(world: World, packet: Packet) -> NodeTrace:
+def traced(world: World, packet: Packet) -> PacketTrace:
     rules_context = world.rule_context()
     cluster = Cluster()
     cluster.apply(Listed(Kind.SERVICE, world.services))
@@ -138,5 +137,6 @@ def test_probabilities_add_up_to_one(world: World, choice: tuple[str, str, int, 
     if trace.verdict in (PacketVerdict.DROP, PacketVerdict.REJECT):
         (rejection,) = trace.rejections
         assert rejection.verdict is trace.verdict
+        assert rejection.step
         assert f"-j {trace.verdict.name}" in rejection.step.rule
         assert rejection.step in trace.steps

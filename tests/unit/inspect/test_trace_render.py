@@ -9,7 +9,6 @@ import click
 import pytest
 
 from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
-from pykubeproxy.inspect.packets.walk import NodeTrace
 from pykubeproxy.inspect.trace.report import TracedVisit, TracedWay, TraceReport, _nodes_on_the_way
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.report.document import document, json_text
@@ -17,7 +16,7 @@ from pykubeproxy.report.text import text
 from pykubeproxy.rules.iptables_save import parse
 from pykubeproxy.rules.ruleset import Ruleset
 from tests.cases import ADDRESSES, expected, load_case
-from tests.traces import report_of, trace_packet
+from tests.traces import report_of
 
 FOLDER = Path(__file__).parents[2] / "data" / "trace"
 POD, OUTSIDE, HERE = "10.244.1.11", "203.0.113.77", "192.168.99.10"
@@ -35,12 +34,6 @@ PACKETS = {
     "refused": ("no-endpoints", Packet("tcp", POD, "10.96.1.1", 80)),
 }
 DOCUMENTS = ("dropped-firewall", "hairpin", "ipv6", "refused")
-
-
-def traced(name: str) -> NodeTrace:
-    case, packet = PACKETS[name]
-    rules = expected(load_case(case), family_of(packet.destination))
-    return trace_packet(rules, packet, NodeNetwork(frozenset(ADDRESSES)))
 
 
 def report(name: str) -> TraceReport:
@@ -81,11 +74,6 @@ def rules_to_many(number: int) -> Ruleset:
     ]
     rules.append("-A POSTROUTING -j MASQUERADE")
     return parse(Family.IPV4, "\n".join(["*nat", *rules, "COMMIT", ""]))
-
-
-def trace_to_many(number: int) -> NodeTrace:
-    """Return the trace of a packet with this number of possible endpoints."""
-    return trace_packet(rules_to_many(number), Packet("tcp", OUTSIDE, "10.96.0.1", 80), NodeNetwork())
 
 
 def test_many_endpoints_are_summarized() -> None:
@@ -129,10 +117,10 @@ def test_styles_do_not_change_the_text() -> None:
 def test_each_node_on_the_way_is_named_once() -> None:
     """Packets to different endpoints visit a node in turns; nodes where the same happens share a section."""
     visits = tuple(
-        TracedVisit(node, "after node1", ("node1",), None, 0.25, None, (), ())
+        TracedVisit(node, "after node1", ("node1",), None, False, 0.25, None)
         for node in ("node2", "node3", "node2", "node3")
     )
-    shown = text(_nodes_on_the_way(TracedWay("node1", (), True, (), visits), with_steps=False))
+    shown = text(_nodes_on_the_way(TracedWay("node1", (), True, (), visits), wide=False))
     assert click.unstyle(shown) == "On node2 and node3, after node1:\n  no rule changes or stops it\n"
 
 

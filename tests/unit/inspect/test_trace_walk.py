@@ -1,13 +1,12 @@
-"""NodeTrace packets through small rulesets: table order, jumps, policies and probabilities."""
+"""Trace packets through small rulesets: table order, jumps, policies and probabilities."""
 
 import pytest
 
 from pykubeproxy.inspect.dump.model import PacketVerdict
 from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute, Packet
-from pykubeproxy.inspect.packets.walk import NodeTrace
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.iptables_save import parse
-from tests.traces import trace_packet
+from tests.traces import PacketTrace, trace_packet
 
 HOST = NodeNetwork(
     frozenset({"192.168.99.10"}),
@@ -18,8 +17,8 @@ TO_NODE = Packet("tcp", "203.0.113.9", "192.168.99.10", 30080)
 LEAVING = Packet("tcp", "192.168.99.10", "10.96.0.10", 80, starts_here=True)
 
 
-def traced(rules: str, packet: Packet = COMING) -> NodeTrace:
-    """NodeTrace through rules given as lines "table CHAIN rule" or "table :CHAIN POLICY"."""
+def traced(rules: str, packet: Packet = COMING) -> PacketTrace:
+    """Trace through rules given as lines "table CHAIN rule" or "table :CHAIN POLICY"."""
     text: dict[str, list[str]] = {}
     for line in rules.strip().splitlines():
         table, rest = line.strip().split(" ", 1)
@@ -28,7 +27,7 @@ def traced(rules: str, packet: Packet = COMING) -> NodeTrace:
     return trace_packet(parse(Family.IPV4, saved), packet, HOST)
 
 
-def path_of(trace: NodeTrace) -> list[str]:
+def path_of(trace: PacketTrace) -> list[str]:
     return [f"{step.table} {step.chain}" for step in trace.steps if step.matched]
 
 
@@ -283,4 +282,4 @@ def test_interfaces_follow_the_most_specific_route(rule: str, packet: Packet, ve
 
 def test_empty_tables_accept_everything() -> None:
     trace = traced("filter :FORWARD ACCEPT [0:0]")
-    assert (trace.verdict, trace.steps, trace.endpoints, trace.rejections) == (PacketVerdict.PASS, (), (), ())
+    assert (trace.verdict, trace.steps, trace.endpoints, trace.rejections) == (PacketVerdict.PASS, (), (), [])

@@ -83,18 +83,6 @@ def test_service_with_too_many_rules_is_rejected() -> None:
     assert line.endswith("1000 ports for 92 addresses and 8 source ranges are more than 100000 rules")
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_valid_object_is_decoded(kind: Kind) -> None:
-    """The object that the other tests corrupt is valid."""
-    assert decode(kind, json.dumps(WHOLE[kind]).encode()).key.name
-
-
-def test_rejection_names_object_and_field() -> None:
-    """The line has all that is needed to correct the object."""
-    line = rejection(Kind.SERVICE, spec(ports=[{"port": "80"}]))
-    assert line == "Service ns/web is skipped: spec.ports[0].port: expected `int`, got `str`"
-
-
 HTTP = {"name": "http", "port": 80}
 
 

@@ -2,6 +2,9 @@
 
 import ipaddress
 import tracemalloc
+from typing import Any
+
+import pytest
 
 from pykubeproxy.objects import Endpoint, EndpointPort, Family, Kind, Listed, Port, Protocol, Service
 from pykubeproxy.services.cluster import Cluster
@@ -70,56 +73,30 @@ def stale(flush: Flush, destination: str, answered_by: str = "") -> bool:
     )
 
 
-def test_flow_to_an_endpoint_stays() -> None:
-    """A flow to a current endpoint stays, through any frontend."""
-    flush = flush_for(dns(external_ips=("1.2.3.4",), load_balancer_ips=("5.6.7.8",)))
-    for destination in ("10.96.0.53:53", "1.2.3.4:53", "5.6.7.8:53", "192.168.0.1:30053"):
-        assert not stale(flush, destination, "10.244.0.5:5353")
+# What happened to a Service; the pod that answers a flow, "" without DNAT; whether the flow is stale.
+CHANGES: list[tuple[dict[str, Any], str, bool]] = [
+    ({}, "10.244.0.5:5353", False),
+    ({}, "10.244.0.9:5353", True),
+    # A flow that started before the first endpoint has no DNAT.
+    ({}, "", True),
+    ({"port": 5354}, "10.244.0.5:5353", True),
+    ({"pods": ()}, "10.244.0.5:5353", True),
+    # No rule redirects its packets. Of a Service that is deleted, the endpoints go first.
+    ({"pods": ()}, "", False),
+    ({"now": ()}, "10.244.0.5:5353", True),
+    # Another program may use the address then.
+    ({"now": ()}, "", False),
+]
 
 
-def test_flow_to_a_removed_endpoint_is_stale() -> None:
-    """A flow to any other pod is stale, through any frontend."""
-    flush = flush_for(dns(external_ips=("1.2.3.4",), load_balancer_ips=("5.6.7.8",)))
-    for destination in ("10.96.0.53:53", "1.2.3.4:53", "5.6.7.8:53", "192.168.0.1:30053"):
-        assert stale(flush, destination, "10.244.0.9:5353")
-
-
-def test_flow_to_a_former_endpoint_port_is_stale() -> None:
-    """A changed target port makes flows stale."""
-    assert stale(flush_for(dns(), port=5354), "10.96.0.53:53", "10.244.0.5:5353")
-
-
-def test_flows_are_stale_without_endpoints() -> None:
-    """Without endpoints all flows of a service are stale."""
-    assert stale(flush_for(dns(), pods=()), "10.96.0.53:53", "10.244.0.5:5353")
-
-
-def test_flow_without_dnat_stays_without_endpoints() -> None:
-    """No rule redirects its packets. Of a Service that is deleted, the endpoints go first."""
-    flush = flush_for(dns(external_ips=("1.2.3.4",)), pods=())
-    for destination in ("10.96.0.53:53", "1.2.3.4:53", "192.168.0.1:30053"):
-        assert not stale(flush, destination)
-
-
-def test_flow_without_dnat_is_stale_once_there_is_an_endpoint() -> None:
-    """A flow that started before the first endpoint has no DNAT and is stale."""
-    flush = flush_for(dns(external_ips=("1.2.3.4",)))
-    for destination in ("10.96.0.53:53", "1.2.3.4:53", "192.168.0.1:30053"):
-        assert stale(flush, destination)
-
-
-def test_flows_of_a_deleted_service_are_stale() -> None:
-    """Through cluster IP, external IP and node port."""
-    flush = flush_for(dns(external_ips=("1.2.3.4",)), now=())
-    for destination in ("10.96.0.53:53", "1.2.3.4:53", "192.168.0.1:30053"):
-        assert stale(flush, destination, "10.244.0.5:5353")
-
-
-def test_flow_without_dnat_to_a_removed_frontend_stays() -> None:
-    """Another program may use the address after the service is deleted."""
-    flush = flush_for(dns(external_ips=("1.2.3.4",)), now=())
-    for destination in ("1.2.3.4:53", "192.168.0.1:30053"):
-        assert not stale(flush, destination)
+@pytest.mark.parametrize(("change", "pod", "expected"), CHANGES)
+@pytest.mark.parametrize("destination", ["10.96.0.53:53", "1.2.3.4:53", "5.6.7.8:53", "192.168.0.1:30053"])
+def test_flows_to_other_pods_than_endpoints_are_stale(
+    destination: str, change: dict[str, Any], pod: str, expected: bool
+) -> None:
+    """Through any frontend."""
+    made = dns(external_ips=("1.2.3.4",), load_balancer_ips=("5.6.7.8",))
+    assert stale(flush_for(made, **change), destination, pod) is expected
 
 
 def test_removed_external_ip() -> None:

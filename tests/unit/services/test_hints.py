@@ -1,12 +1,9 @@
 """Why topology hints are ignored, and which EndpointSlices are skipped."""
 
-from typing import Any
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubeproxy.objects import Endpoint, Family
+from pykubeproxy.objects import Endpoint, EndpointSlice, Family
 from pykubeproxy.services.endpoints import ResolvedEndpoint, SkipReason, slice_skip_reason
 from pykubeproxy.services.selection import (
     IgnoredHints,
@@ -97,23 +94,13 @@ def test_hints_are_followed_or_ignored(endpoints: list[Endpoint], node: NodeTopo
     assert len(ignored) <= any(it.node_hints for it in ready) + any(it.zone_hints for it in ready)
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({}, None),
-        ({"headless": True}, SkipReason.HEADLESS),
-    ],
-)
-def test_slice_skip_reasons(fields: dict[str, Any], reason: SkipReason | None) -> None:
-    """A slice is usable unless it is headless or of another family."""
-    slice_ = slice_of("10.0.0.1", **fields)
-    assert slice_skip_reason(slice_, Family.IPV4) is reason
-    assert slice_skip_reason(slice_, Family.IPV6) is not None
-
-
-def test_slices_of_other_address_types() -> None:
-    """Slices of the other family and of type FQDN are skipped."""
-    assert slice_skip_reason(slice_of("10.0.0.1"), Family.IPV6) is SkipReason.OTHER_FAMILY
-    names = slice_of("10.0.0.1")
-    fqdn = type(names)("ns", "names", "web", None)
-    assert slice_skip_reason(fqdn, Family.IPV4) is SkipReason.FQDN
+def test_slice_skip_reasons() -> None:
+    """A slice is usable unless it is headless or of another family, or of type FQDN."""
+    usable, headless = slice_of("10.0.0.1"), slice_of("10.0.0.1", headless=True)
+    fqdn = EndpointSlice("ns", "names", "web", None)
+    assert [slice_skip_reason(slice_, Family.IPV4) for slice_ in (usable, headless, fqdn)] == [
+        None,
+        SkipReason.HEADLESS,
+        SkipReason.FQDN,
+    ]
+    assert slice_skip_reason(usable, Family.IPV6) is SkipReason.OTHER_FAMILY

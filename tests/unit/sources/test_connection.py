@@ -36,7 +36,7 @@ def work(states: list[ConnectionState], now: list[float]) -> None:
         state.opened()
     now[0] += 60
     for state in states:
-        state.heard()
+        state.outages.heard()
 
 
 def acknowledged(now: list[float]) -> tuple[Contact, ConnectionState]:
@@ -96,7 +96,7 @@ def test_only_a_check_without_an_answer_casts_doubt_on_the_server(
     state.checking()
     now[0] += 60
     state.check_failed(failure)
-    assert state.outage()
+    assert state.outages.outage()
     assert bool(contact.outage()) is away
 
 
@@ -119,12 +119,12 @@ def test_a_refused_check_ends_the_outage_of_one_without_an_answer(
         now[0] += 60
         state.check_failed(Unreachable("no response"))
         assert contact.outage()
-        outage = state.outage()
+        outage = state.outages.outage()
         assert outage
         assert outage.seconds == silence
         now[0] += 30
         state.check_failed(refusal)
-        assert (not state.outage(), not contact.outage()) == (answers, answers)
+        assert (not state.outages.outage(), not contact.outage()) == (answers, answers)
         now[0] += 30
 
 

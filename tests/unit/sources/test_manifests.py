@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubeproxy.config import yaml
-from pykubeproxy.objects import EndpointSlice, Key, Kind, Service
+from pykubeproxy.objects import Key, Kind, Service
 from pykubeproxy.sources import SourceError, manifests
 from pykubeproxy.sources.manifests import InvalidManifest, ManifestWatch, load_manifests, read_manifest
 from tests.fakes.follower import Follower, eventually
@@ -127,24 +127,6 @@ def test_kinds_of_no_interest_are_skipped() -> None:
     assert not contents.objects
     assert not contents.warnings
     assert len(contents.other_kinds) == 2
-
-
-def test_services_of_other_proxies_are_there() -> None:
-    """Headless Services and those of other proxies are read."""
-    text = b"""
-{kind: Service, metadata: {name: a, labels: {service.kubernetes.io/service-proxy-name: x}}, spec: {}}
----
-{kind: Service, metadata: {name: b}, spec: {clusterIP: None}}
----
-{kind: EndpointSlice, addressType: IPv4, metadata: {name: c, labels: {service.kubernetes.io/headless: ""}}}
-"""
-    one, two, three = (located.object for located in read_manifest(text, "f.yaml").objects)
-    assert isinstance(one, Service)
-    assert one.proxy_name == "x"
-    assert isinstance(two, Service)
-    assert two.headless
-    assert isinstance(three, EndpointSlice)
-    assert three.headless
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,6 @@ def test_list_begins_again_once_when_its_rest_has_expired() -> None:
         listed(pods(page(1, then="t1"), Expired("410"), Expired("410")))
 
 
-def test_list_without_end_is_a_failure() -> None:
-    with pytest.raises(Failure, match="the same page of a list again and again"):
-        listed(pods(page(1, then="t1"), page(2, then="t1")))
-
-
 def test_empty_pages_without_end_are_a_failure() -> None:
     """After twenty requests, however many pages a server would send."""
     server = pods(*(page(then=f"t{number}") for number in range(100)))
