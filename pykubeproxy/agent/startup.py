@@ -84,7 +84,7 @@ def _open(
     if family is Family.IPV4:
         guard_loopback(config, iptables)  # at once: another program may have set route_localnet
     limit = NFT_CHAINS_PER_BLOCK if backend is kernel.Backend.NFT else None
-    tables = kernel.WatchedTables(iptables, watch) if watch else iptables
+    tables = msgspec.structs.replace(iptables, own_writes=watch.own_writes) if watch else iptables
     features = msgspec.structs.replace(features, nfacct=features.nfacct and _counters(family))
     return OpenedFamily(FamilyTables(tables, limit), features)
 

@@ -10,25 +10,25 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pykubeproxy.agent.drift import DriftSchedule, TableReader
 from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.agent.work import Changes
+from pykubeproxy.agent.write import SyncFailed
 from pykubeproxy.config import load
 from pykubeproxy.kernel import (
     TABLES,
     Backend,
     ExternalWrite,
     Runner,
-    WatchedTables,
     netlink,
     open_iptables,
     watch_tables,
 )
 from pykubeproxy.kernel.legacy import legacy_tables
-from pykubeproxy.kernel.restore import RestoreSession
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, rule_context
@@ -78,9 +78,8 @@ class Node:
             backend, family, Runner(environment=self.runner.environment, started=self.watch.command_started)
         )
         self.family = family
-        self.tables = FamilyTables(
-            WatchedTables(self.real, self.watch), 200 if backend is Backend.NFT else None
-        )
+        self.watched = msgspec.structs.replace(self.real, own_writes=self.watch.own_writes)
+        self.tables = FamilyTables(self.watched, 200 if backend is Backend.NFT else None)
         self.cluster = Cluster()
         four = family is Family.IPV4
         made = [
@@ -306,12 +305,14 @@ def test_a_write_between_read_and_write_of_a_full_sync_is_reported(node: Node) -
 
 _WATCHER = r"""
 import sys, threading
-from pykubeproxy.kernel import Backend, Runner, WatchedTables, open_iptables, watch_tables
+from msgspec.structs import replace
+from pykubeproxy.kernel import Backend, Runner, open_iptables, watch_tables
 from pykubeproxy.objects import Family
 writes = []
 watch = watch_tables(Backend.NFT, writes.append)
 threading.Thread(target=watch.run, daemon=True).start()
-tables = WatchedTables(open_iptables(Backend.NFT, Family.IPV4, Runner(started=watch.command_started)), watch)
+tables = open_iptables(Backend.NFT, Family.IPV4, Runner(started=watch.command_started))
+tables = replace(tables, own_writes=watch.own_writes)
 for n in range(10):
     tables.restore(f"*nat\n:KUBE-SVC-{n} - [0:0]\n-A KUBE-SVC-{n} -j RETURN\nCOMMIT\n")
 print(len(writes), flush=True)
@@ -348,10 +349,8 @@ def test_own_writes_are_not_reported(node: Node) -> None:
         long = long.replace("-s 10.", "-s fd00::").replace(".0/24", "/128").replace(".", ":")
     for text in ("", long):
         with_text = f"*nat\n:KUBE-SVC-LONG - [0:0]\n{text}-A KUBE-SVC-LONG -j RETURN\nCOMMIT\n"
-        WatchedTables(node.real, node.watch).restore(with_text)
-        WatchedTables(node.real, node.watch).restore(
-            "*nat\n:KUBE-SVC-LONG - [0:0]\n-X KUBE-SVC-LONG\nCOMMIT\n"
-        )
+        node.watched.restore(with_text)
+        node.watched.restore("*nat\n:KUBE-SVC-LONG - [0:0]\n-X KUBE-SVC-LONG\nCOMMIT\n")
     assert node.external_writes == []
     node.run("", "-t", "nat", "-D", "KUBE-SERVICES", "1")
     assert node.repair() == {"nat": TableDrift("nat", rules=1)}
@@ -380,23 +379,40 @@ def test_a_watch_that_failed_after_our_own_write_reports_others(
     eventually(lambda: bool(node.external_writes), 5)
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failing_watch_fails_the_sync(node: Node, when: str) -> None:
+    """The error is a SyncFailed, so the agent retries instead of ending."""
+
+    @contextmanager
+    def failing(family: Family) -> Iterator[Callable[[str], None]]:
+        if when == "after":
+            with node.watch.own_writes(family) as note:
+                yield note
+        raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    node.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "c")))
+    node.tables._tables = msgspec.structs.replace(node.watched, own_writes=failing)
+    with pytest.raises(SyncFailed, match="cannot watch the tables while writing to them: No buffer space"):
+        node.sync(Key("ns", "c"))
+    node.tables._tables = node.watched
+    node.sync()
+    node.tables.work.distrust()
+    assert not node.sync().wrote
+
+
 def test_a_write_right_after_our_own_is_reported(node: Node) -> None:
     """Also if it comes before the agent reads the tables."""
 
-    class TamperedTables:
-        def __getattr__(self, name: str) -> object:
-            return getattr(node.real, name)
-
-        @contextmanager
-        def session(self, seconds: float | None = None) -> Iterator[RestoreSession]:
-            with node.real.session(seconds) as session:
-                yield session
+    @contextmanager
+    def then_tampered(family: Family) -> Iterator[Callable[[str], None]]:
+        with node.watch.own_writes(family) as note:
+            yield note
             node.run("", "-t", "nat", "-D", "KUBE-POSTROUTING", "1")
 
     node.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "c")))
-    tables, node.tables._tables = node.tables._tables, WatchedTables(TamperedTables(), node.watch)  # type: ignore[arg-type]
+    node.tables._tables = msgspec.structs.replace(node.watched, own_writes=then_tampered)
     node.sync(Key("ns", "c"))
-    node.tables._tables = tables
+    node.tables._tables = node.watched
     assert node.repair() == {"nat": TableDrift("nat", rules=1)}
 
 

@@ -191,17 +191,7 @@ _VALUES = st.recursive(
 )
 def test_any_value_of_any_field_is_read_or_refused(values: dict[str, object]) -> None:
     """Any value of a known field is read or raises ConfigError."""
-    content: dict[str, object] = {
-        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-        "kind": "KubeProxyConfiguration",
-    }
-    for path, value in values.items():
-        *sections, name = path.split(".")
-        inner = content
-        for section in sections:
-            inner = inner.setdefault(section, {})  # type: ignore[assignment]
-        inner[name] = value
-    _only_config_error(content)
+    _only_config_error(nested({**HEADER, **values}))
 
 
 # A body, and below it the warning.

@@ -4,13 +4,11 @@ import json
 from collections.abc import Mapping
 
 import msgspec
-import pytest
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pykubeproxy.config import ACTIONS, SETTINGS, Config, ConfigError, configz, dump, flag_values, flagz, load
-from pykubeproxy.config.document import document
+from pykubeproxy.config import ACTIONS, SETTINGS, Config, configz, dump, flag_values, flagz, load
 from pykubeproxy.config.table import OURS
 
 # The flags of the kube-proxy 1.36.2 whose answers are recorded below.
@@ -228,13 +226,6 @@ def test_a_dump_is_a_plain_kube_proxy_configuration() -> None:
     assert yaml.safe_load(dump(load(None, FLAGS).config)) == json.loads(CONFIGZ)["kubeproxy.config.k8s.io"]
 
 
-def test_a_dump_with_an_impossible_value_is_refused() -> None:
-    """A dump edited to an impossible value names the field."""
-    text = dump(load(None, {}).config).replace("oomScoreAdj: -999", "oomScoreAdj: -9999")
-    with pytest.raises(ConfigError, match=r"^oomScoreAdj: -9999"):
-        load(text, {})
-
-
 def _leaves(kind: type[msgspec.Struct], prefix: str = "") -> set[str]:
     found = set()
     for field in msgspec.structs.fields(kind):
@@ -261,41 +252,14 @@ def test_flags_and_fields_are_unique() -> None:
     assert len(paths) == len(set(paths))
 
 
-def test_without_file_and_flags_all_is_default() -> None:
-    """The document of nothing is the table's defaults, without a warning."""
-    config, warnings = load(None, {})
-    assert warnings == ()
-    assert config.document == document({setting: setting.default for setting in SETTINGS})
-
-
-def test_the_defaults_are_those_of_kube_proxy() -> None:
-    """The defaults that kube-proxy documents for what has an effect, word for word."""
-    documented = {
-        "kube-api-qps": "5",
-        "kube-api-burst": "10",
-        "bind-address": "0.0.0.0",
-        "healthz-bind-address": "0.0.0.0:10256",
-        "metrics-bind-address": "127.0.0.1:10249",
-        "iptables-masquerade-bit": "14",
-        "masquerade-all": "false",
-        "iptables-localhost-nodeports": "true",
-        "iptables-sync-period": "30s",
-        "iptables-min-sync-period": "1s",
-        "detect-local-mode": "ClusterCIDR",
-        "oom-score-adj": "-999",
-        "conntrack-max-per-core": "32768",
-        "conntrack-min": "131072",
-        "conntrack-tcp-timeout-established": "24h0m0s",
-        "conntrack-tcp-timeout-close-wait": "1h0m0s",
-        "conntrack-tcp-be-liberal": "false",
-        "conntrack-udp-timeout": "0s",
-        "conntrack-udp-timeout-stream": "0s",
-        "config-sync-period": "15m0s",
-        "v": "0",
-        "logging-format": "text",
-    }
+def test_defaults_that_the_recorded_flags_hide() -> None:
     table = {setting.flag: setting.kind.text(setting.default) for setting in SETTINGS}
-    assert {flag: table[flag] for flag in documented} == documented
+    assert [table[flag] for flag in FLAGS if flag.startswith(("conntrack", "v"))] == [
+        "32768",
+        "24h0m0s",
+        "1h0m0s",
+        "0",
+    ]
 
 
 def test_each_default_is_a_value_of_its_kind() -> None:
