@@ -175,7 +175,7 @@ def diff(
         known = _of_bundle(bundle, filename, config, flags)
     # The agent on this machine knows nothing about the node of a file.
     elif (not files or url is not None) and (agent := ask_agent(url, flags, filename, slices="all")):
-        known = agent_objects(agent)
+        known = agent_objects(agent.objects, agent.config)
     elif files:
         known = _of_named_node(filename, config, _settings_title(flags))
     elif of_node:

@@ -136,7 +136,7 @@ def _objects(
                 f"the agent at {agent.url} has no Service {msgspec.structs.replace(query, port='')}; for a headless"
                 " Service or one of another proxy, use --config or --kubeconfig to read from the API server"
             )
-        return agent_objects(agent)
+        return agent_objects(agent.objects, agent.config)
     if filename is not None:
         found = objects_in_files(filename, config)
     else:

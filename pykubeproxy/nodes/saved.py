@@ -139,7 +139,8 @@ def _node_addresses(bundle: Bundle) -> tuple[str, ...]:
     from pykubeproxy.nodes.objects import NoObjects, bundled_agent  # decodes all objects
 
     try:
-        return bundled_agent(bundle).objects.node.addresses
+        objects, _ = bundled_agent(bundle)
+        return objects.node.addresses
     except NoObjects:
         return ()
 
