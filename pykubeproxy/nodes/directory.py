@@ -266,6 +266,5 @@ def _of_kind(kind: type[_Object], listed: Iterable[Listed]) -> tuple[_Object, ..
 
 
 def _joined(known: Iterable[_Object], more: Iterable[_Object]) -> tuple[_Object, ...]:
-    """Return all these objects, each of them once."""
     by_key: dict[Key, _Object] = {object_.key: object_ for object_ in (*known, *more)}
     return tuple(by_key.values())
