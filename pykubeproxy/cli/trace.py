@@ -200,10 +200,8 @@ def _rules_and_names(
     if all(target.kind is TargetKind.ADDRESS for target in targets):
         return _RulesAndNames(rules, Directory(""))
     logs.set_up(config.logging.format)
-    if bundle:
-        return _RulesAndNames(rules, names.bundle_directory(config, bundle, rules, targets))
-    looked_up = (names.saved_directory if files else names.live_directory)(config, rules, targets)
-    return _RulesAndNames(rules, looked_up)
+    live = not (files or bundle)
+    return _RulesAndNames(rules, names.node_directory(config, rules, targets, bundle, live=live))
 
 
 def _client_kind(source: Target, origin: _Origin | None) -> LocationKind | None:
