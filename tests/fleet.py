@@ -5,30 +5,21 @@ Of every ten nodes, five run an old kube-proxy, one has stopped following the ob
 
 import enum
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from pykubeproxy.config import Dispatch
 from pykubeproxy.inspect.node import NodeRules, NodeState, Origin
 from pykubeproxy.inspect.packets.packet import NodeNetwork
-from pykubeproxy.objects import (
-    Endpoint,
-    EndpointPort,
-    EndpointSlice,
-    Family,
-    Kind,
-    Listed,
-    Node,
-    Object,
-    Port,
-    Protocol,
-    Service,
-)
+from pykubeproxy.objects import Family, Kind, Listed, Node, decode
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.dispatch import node_port_jumps
 from pykubeproxy.rules.options import LocalTraffic, RuleOptions
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.selection import NodeTopology
+from tests.fakes.cluster import service, slice_of
 from tests.older_forms import Form, rules_in_form
 
 _POD_NETWORK = {Family.IPV4: "10.244.0.0/16", Family.IPV6: "fd00:10:244::/48"}
@@ -78,38 +69,37 @@ def nodes(size: Size) -> list[FleetNode]:
 def cluster(size: Size, changed: frozenset[int] = frozenset()) -> Cluster:
     """Return the objects. The Services with the numbers in `changed` have one endpoint less than they are to have."""
     found = Cluster()
-    services, slices = zip(*(_service(size, it, it in changed) for it in range(size.services)), strict=True)
-    found.apply(Listed(Kind.SERVICE, services))
-    found.apply(Listed(Kind.ENDPOINT_SLICE, slices))
-    found.apply(Listed(Kind.NODE, tuple(it.node for it in nodes(size))))
+    made = [*objects(size, changed)]
+    for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE):
+        decoded = (decode(kind, msgspec.json.encode(entry)) for entry in made if entry["kind"] == kind.value)
+        found.apply(Listed(kind, tuple(decoded)))
+    found.apply(Listed(Kind.NODE, tuple(one.node for one in nodes(size))))
     return found
 
 
-def _service(size: Size, index: int, changed: bool) -> tuple[Object, Object]:
-    """Return a Service and its slice: one in ten with a node port, one in twenty of type LoadBalancer."""
-    name, ip = f"service{index}", f"10.96.{index // 250}.{index % 250 + 1}"
-    node_port = 30000 + index if index % 10 == 0 else 0
-    balancer = index % 20 == 0
-    service = Service(
-        "default",
-        name,
-        type="LoadBalancer" if balancer else "NodePort" if node_port else "ClusterIP",
-        cluster_ips=(ip,),
-        ports=(Port("http", Protocol.TCP, 80, node_port),),
-        load_balancer_ips=(f"203.0.113.{index // 20 % 250 + 1}",) if balancer else (),
-        external_local=balancer and index % 40 == 0,
-        affinity_seconds=10800 if index % 25 == 0 else None,
-    )
-    endpoints = tuple(
-        Endpoint(
-            f"10.244.{(index + 7 * it) % 256}.{index % 200 + 2}",
-            node_name=f"node{(index + 7 * it) % size.nodes}",
-        )
-        for it in range(size.endpoints - changed)
-    )
-    ports = (EndpointPort("http", Protocol.TCP, 8080),)
-    slice_ = EndpointSlice("default", f"{name}-a", name, Family.IPV4, endpoints, ports, trigger_time=1000.0)
-    return service, slice_
+def objects(size: Size, changed: frozenset[int] = frozenset()) -> Iterator[dict[str, Any]]:
+    """Yield the Services and their slices: one in ten with a node port, one in twenty of type LoadBalancer."""
+    for index in range(size.services):
+        name, ip = f"service{index}", f"10.96.{index // 250}.{index % 250 + 1}"
+        port: dict[str, Any] = {"name": "http", "protocol": "TCP", "port": 80}
+        spec: dict[str, Any] = {"type": "ClusterIP", "clusterIP": ip, "clusterIPs": [ip]}
+        ingress = []
+        if index % 10 == 0:
+            port["nodePort"], spec["type"] = 30000 + index, "NodePort"
+        if index % 20 == 0:
+            spec["type"], ingress = "LoadBalancer", [{"ip": f"203.0.113.{index // 20 % 250 + 1}"}]
+        if index % 40 == 0:
+            spec["externalTrafficPolicy"] = "Local"
+        if index % 25 == 0:
+            timeout = {"timeoutSeconds": 10800}
+            spec |= {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": timeout}}
+        yield service(name, **spec, ports=[port]) | {"status": {"loadBalancer": {"ingress": ingress}}}
+        numbers = [(index + 7 * n, index % 200 + 2) for n in range(size.endpoints - (index in changed))]
+        made = slice_of(name, *(f"10.244.{number % 256}.{last}" for number, last in numbers))
+        for endpoint, (number, _) in zip(made["endpoints"], numbers, strict=True):
+            endpoint["nodeName"] = f"node{number % size.nodes}"
+        made["metadata"]["name"] = f"{name}-a"
+        yield made | {"ports": [{"name": "http", "protocol": "TCP", "port": 8080}]}
 
 
 def context(node: Node, family: Family = Family.IPV4) -> RuleContext:

@@ -124,4 +124,6 @@ def _has_affinity(trace: PacketTrace) -> bool:
 
 def _host(family: Family) -> NodeNetwork:
     addresses = frozenset(it.address for it in kernel.local_addresses(family))
-    return NodeNetwork(addresses, tuple(NodeRoute(*route) for route in routes(family)))
+    return NodeNetwork(
+        addresses, tuple(NodeRoute(route.network, route.interface) for route in routes(family))
+    )

@@ -32,18 +32,13 @@ class OpenedFamily(msgspec.Struct, frozen=True):
 
     def facts(self, with_addresses: bool) -> KernelFacts:
         """Read the facts about the kernel that rules depend on; addresses only on request. Raises KernelError."""
-        return kernel_facts(self.tables.family, self.features, with_addresses)
-
-
-def kernel_facts(family: Family, features: kernel.Features, with_addresses: bool) -> KernelFacts:
-    """Read the facts about the kernel that rules depend on; addresses only on request. Raises KernelError."""
-    addresses = kernel.local_addresses(family) if with_addresses else ()
-    return KernelFacts(
-        addresses=tuple(local.address for local in addresses),
-        random_fully=features.random_fully,
-        nfacct=features.nfacct,
-        tcp_be_liberal=system.read_setting("net/netfilter/nf_conntrack_tcp_be_liberal") == "1",
-    )
+        addresses = kernel.local_addresses(self.tables.family) if with_addresses else ()
+        return KernelFacts(
+            addresses=tuple(local.address for local in addresses),
+            random_fully=self.features.random_fully,
+            nfacct=self.features.nfacct,
+            tcp_be_liberal=system.read_setting("net/netfilter/nf_conntrack_tcp_be_liberal") == "1",
+        )
 
 
 class Families(msgspec.Struct, frozen=True):
@@ -89,7 +84,7 @@ def _open(
     if family is Family.IPV4:
         guard_loopback(config, iptables)  # at once: another program may have set route_localnet
     limit = NFT_CHAINS_PER_BLOCK if backend is kernel.Backend.NFT else None
-    tables = kernel.WatchedTables(iptables, watch) if watch else iptables
+    tables = msgspec.structs.replace(iptables, own_writes=watch.own_writes) if watch else iptables
     features = msgspec.structs.replace(features, nfacct=features.nfacct and _counters(family))
     return OpenedFamily(FamilyTables(tables, limit), features)
 

@@ -1,7 +1,11 @@
-"""The pending work of one family: what waits, since when, and which step comes next."""
+"""The pending work of one family: what waits, since when, and which step comes next.
+
+`TRANSITIONS` are the states of its tables, as the agent knows them, and what moves them; docs/design.md shows them.
+"""
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from enum import Enum
 from typing import TypeAlias
 
 import msgspec
@@ -20,6 +24,41 @@ _TURN_SHARE, _SHORT_SECONDS, _SAVED_SECONDS = 0.25, 2.0, 60.0
 
 # Service ports that wait for a turn, by Service, in the order of turns.
 Waiting = dict[Key, dict[PortName, None]]
+
+
+class TablesState(Enum):
+    """What the agent knows about the live tables of a family, and so what the next sync does."""
+
+    UNREAD = "it reads the tables and goes through all Services"
+    KNOWN = "it writes what has changed since the last sync"
+    DRIFTED = "it also repairs drift, and starts at once"
+    BROKEN_OFF = "as unread, and the tables may hold a part of the sync that failed"
+
+
+class Trigger(Enum):
+    """What moves this state."""
+
+    SUCCESS = "a sync succeeds"
+    FAILURE = "a sync fails"
+    DRIFT = "a check finds drift"
+    DISTRUST = "the tables may differ from what it knows"
+
+
+# The first state is the first one; a trigger that a state does not list leaves it as it is.
+TRANSITIONS: Mapping[TablesState, Mapping[Trigger, TablesState]] = {
+    TablesState.UNREAD: {Trigger.SUCCESS: TablesState.KNOWN, Trigger.FAILURE: TablesState.BROKEN_OFF},
+    TablesState.KNOWN: {
+        Trigger.DRIFT: TablesState.DRIFTED,
+        Trigger.DISTRUST: TablesState.UNREAD,
+        Trigger.FAILURE: TablesState.BROKEN_OFF,
+    },
+    TablesState.DRIFTED: {
+        Trigger.SUCCESS: TablesState.KNOWN,
+        Trigger.DISTRUST: TablesState.UNREAD,
+        Trigger.FAILURE: TablesState.BROKEN_OFF,
+    },
+    TablesState.BROKEN_OFF: {Trigger.SUCCESS: TablesState.KNOWN},
+}
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -58,8 +97,7 @@ Step: TypeAlias = SyncStep | Retry | DriftCheck
 class Work:
     """The pending work of one family. The reconcile loop owns it; it reads no clock.
 
-    - `needs_resync`: the next sync reads the live tables and goes through all Services
-    - `broken_off`: the tables may hold a part of a sync that failed
+    - `tables`: what the agent knows about the live tables
     - `requested`: when a sync was requested, if none has started since; else infinity
     - `dirty`, `dirty_chains`: the Services and shared chains to render again, until a sync succeeds
     - `drift`, `drifted`: what the next sync repairs, and the Services with drift: they do not wait
@@ -71,8 +109,7 @@ class Work:
     """
 
     def __init__(self) -> None:
-        self.needs_resync = True
-        self.broken_off = False
+        self.tables = TablesState.UNREAD
         self.requested = math.inf
         self._changed: set[Key] = set()
         self._changed_by_list = False
@@ -96,6 +133,16 @@ class Work:
         self._turn_share = TimeShare(_TURN_SHARE, period, _SHORT_SECONDS, _SAVED_SECONDS)
 
     # Read.
+
+    @property
+    def needs_resync(self) -> bool:
+        """Return whether the next sync reads the live tables and goes through all Services."""
+        return self.tables in (TablesState.UNREAD, TablesState.BROKEN_OFF)
+
+    @property
+    def broken_off(self) -> bool:
+        """Return whether the tables may hold a part of a sync that failed."""
+        return self.tables is TablesState.BROKEN_OFF
 
     @property
     def has_losses(self) -> bool:
@@ -125,7 +172,7 @@ class Work:
         Without `fits`, other work is due before a turn or a retry would end.
         """
         if kind is Changes:
-            needed = self.requested < math.inf or self.drift or self.needs_resync
+            needed = self.requested < math.inf or self.tables is not TablesState.KNOWN
             return self._take_changes() if needed else None
         if kind is Losses:
             return Losses() if self.has_losses else None
@@ -161,10 +208,11 @@ class Work:
 
     def distrust(self) -> None:
         """Make the next sync a full one: the live tables may differ from the applied state."""
-        self.needs_resync = True
+        self._move(Trigger.DISTRUST)
 
     def found_drift(self, drift: Drift, services: Collection[Key], shared: Collection[ChainKey]) -> None:
         """Have the next sync repair drift, in these Services and shared chains."""
+        self._move(Trigger.DRIFT)
         self.dirty |= set(services)
         self.drifted |= set(services)
         self.dirty_chains |= set(shared)
@@ -200,17 +248,20 @@ class Work:
 
     def done(self, turn: bool) -> None:
         """Record a sync that succeeded; `turn`: it was the turn of some ports."""
-        self.needs_resync = self.broken_off = self.listed = False
+        self._move(Trigger.SUCCESS)
         self.alone = self.alone and not turn
-        self.drift = None
+        self.drift, self.listed = None, False
         for changes in (self.dirty, self.drifted, self.dirty_chains):
             changes.clear()
 
     def failed(self, turn: bool) -> None:
         """Record a sync that failed; `turn`: it was the turn of some ports."""
-        self.needs_resync = self.broken_off = True
+        self._move(Trigger.FAILURE)
         self.alone = self.alone or turn
 
     def turn_ended(self, begun: float, now: float, succeeded: bool) -> None:
         """Record how long a turn took: they may take a share of the time only."""
         self._turn_share.worked(begun, now, succeeded)
+
+    def _move(self, trigger: Trigger) -> None:
+        self.tables = TRANSITIONS[self.tables].get(trigger, self.tables)

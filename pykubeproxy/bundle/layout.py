@@ -105,39 +105,6 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     files: tuple[BundledFile, ...] = ()
 
 
-class SavedAddress(msgspec.Struct, frozen=True, rename="camel"):
-    """An address of an interface: 192.168.99.10, 24, "eth0"."""
-
-    address: str
-    prefix_length: int
-    interface: str
-
-
-class SavedRoute(msgspec.Struct, frozen=True, rename="camel"):
-    """A route: to "10.244.1.0/24", of table 254 (main). Empty fields are unset. `kind`, e.g. "unicast"."""
-
-    table: int
-    network: str
-    kind: str = ""
-    gateway: str = ""
-    interface: str = ""
-    priority: int = 0
-
-
-class SavedRoutingRule(msgspec.Struct, frozen=True, rename="camel"):
-    """A rule of policy routing, with empty fields unset. `action`, e.g. "lookup"."""
-
-    priority: int
-    family: str
-    action: str
-    table: int
-    source: str
-    destination: str
-    mark: str
-    in_interface: str
-    out_interface: str
-
-
 def timestamp(time: datetime) -> str:
     """Return a time in UTC as the manifest has it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -23,9 +23,8 @@ from pykubeproxy.bundle.layout import (
     STATUS,
     TABLES,
     Manifest,
-    SavedAddress,
-    SavedRoute,
 )
+from pykubeproxy.kernel.network import LocalAddress, TableRoute
 from pykubeproxy.rules.save_files import MOST_BYTES
 
 # The files that commands use. Others are for people, and for later versions.
@@ -56,15 +55,15 @@ class Bundle(msgspec.Struct, frozen=True):
 
     def addresses(self) -> tuple[str, ...]:
         """Return the addresses of the node's interfaces; none if the bundle does not have them. Raises InvalidBundle."""
-        found = self._decoded(ADDRESSES, tuple[SavedAddress, ...]) or ()
+        found = self._decoded(ADDRESSES, tuple[LocalAddress, ...]) or ()
         try:
             return tuple(str(ipaddress.ip_address(address.address)) for address in found)
         except ValueError as error:
             raise self._damaged(ADDRESSES, error) from None
 
-    def routes(self) -> tuple[SavedRoute, ...]:
+    def routes(self) -> tuple[TableRoute, ...]:
         """Return the routes of the main table; none if the bundle does not have them. Raises InvalidBundle."""
-        found = self._decoded(ROUTES, tuple[SavedRoute, ...]) or ()
+        found = self._decoded(ROUTES, tuple[TableRoute, ...]) or ()
         try:
             return tuple(
                 msgspec.structs.replace(route, network=str(ipaddress.ip_network(route.network, strict=False)))

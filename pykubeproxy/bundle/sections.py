@@ -3,14 +3,14 @@
 import contextlib
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import pykubeproxy
 from pykubeproxy.bundle import layout
-from pykubeproxy.bundle.layout import SavedAddress, SavedRoute, SavedRoutingRule, tables_file
+from pykubeproxy.bundle.layout import tables_file
 from pykubeproxy.bundle.write import BundleSection, Content
 from pykubeproxy.kernel import Backend, KernelError, NotPermitted, Runner, open_iptables
 from pykubeproxy.kernel.conntrack import count_entries
@@ -52,10 +52,10 @@ def node_sections(runner: Runner | None = None, settings: Path = _SYSCTLS) -> It
             program = name.removesuffix(".txt")
             yield BundleSection(name, f"{program} --counters", partial(_tables, backend, family, runner))
     yield BundleSection(layout.NFT_RULESET, "nft list ruleset", partial(_nft_ruleset, runner))
-    yield BundleSection(layout.ADDRESSES, "rtnetlink", _addresses)
+    yield BundleSection(layout.ADDRESSES, "rtnetlink", partial(_of_both_families, local_addresses))
     yield BundleSection(layout.INTERFACES, "rtnetlink", lambda content: content.write_json(interfaces()))
-    yield BundleSection(layout.ROUTES, "rtnetlink", _routes)
-    yield BundleSection(layout.ROUTING_RULES, "rtnetlink", _routing_rules)
+    yield BundleSection(layout.ROUTES, "rtnetlink", partial(_of_both_families, all_routes))
+    yield BundleSection(layout.ROUTING_RULES, "rtnetlink", partial(_of_both_families, routing_rules))
     yield BundleSection(layout.SYSCTLS, str(settings), partial(_settings, settings))
     yield BundleSection(layout.CONNTRACK, "nfnetlink", _connections)
     yield BundleSection(layout.VERSIONS, "--version of each program", partial(_versions, runner))
@@ -89,19 +89,8 @@ def _nft_ruleset(runner: Runner, content: Content) -> None:
         raise Failed("nft", outcome.exit_code, outcome.stderr.strip())
 
 
-def _addresses(content: Content) -> None:
-    found = (address for family in Family for address in local_addresses(family))
-    content.write_json(
-        [SavedAddress(address.address, address.prefix_length, address.interface) for address in found]
-    )
-
-
-def _routes(content: Content) -> None:
-    content.write_json([SavedRoute(*route) for family in Family for route in all_routes(family)])
-
-
-def _routing_rules(content: Content) -> None:
-    content.write_json([SavedRoutingRule(*rule) for family in Family for rule in routing_rules(family)])
+def _of_both_families(read: Callable[[Family], Iterable[object]], content: Content) -> None:
+    content.write_json([item for family in Family for item in read(family)])
 
 
 def _settings(root: Path, content: Content) -> None:

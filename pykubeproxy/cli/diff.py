@@ -175,7 +175,7 @@ def diff(
         known = _of_bundle(bundle, filename, config, flags)
     # The agent on this machine knows nothing about the node of a file.
     elif (not files or url is not None) and (agent := ask_agent(url, flags, filename, slices="all")):
-        known = agent_objects(agent)
+        known = agent_objects(agent.objects, agent.config)
     elif files:
         known = _of_named_node(filename, config, _settings_title(flags))
     elif of_node:
@@ -209,7 +209,6 @@ def _settings_title(flags: Mapping[str, object]) -> str:
 
 
 def _objects(filename: str | None, config: Config, settings: str) -> KnownObjects:
-    """Return the objects of -f, else of the API server. Raises ReadError."""
     if filename is None:
         return objects_on_server(config, settings)
     return objects_in_files(filename, config, settings)
@@ -288,7 +287,6 @@ def _other(
 def _compared(
     state: NodeState, desired: Mapping[Family, Ruleset], known: KnownObjects, meaning: bool, output: str
 ) -> NodeResult:
-    """Compare the rules of a node with the desired ones, and print how they differ."""
     before, after = state.origin.title, known.title
     if meaning:
         from pykubeproxy.inspect.diff.comparison import NodeComparison

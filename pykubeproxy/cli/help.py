@@ -64,7 +64,29 @@ class Option(click.Option):
         self.group = group
 
 
-class Command(click.Command):
+class _Documented(click.Command):
+    """A command with examples, which its docstring has after a line with \\b."""
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        help: str | None = None,  # noqa: A002  the name in click
+        **attributes: Any,
+    ) -> None:
+        prose, _, self.examples = inspect.cleandoc(help or "").partition("\n\n\b\n")
+        super().__init__(name, help=prose, **attributes)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the description and the examples, each on its line."""
+        super().format_help_text(ctx, formatter)
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in self.examples.splitlines():
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+class Command(_Documented):
     """A command whose help has options in groups, examples and exit codes.
 
     exit_codes: their meanings, for --help; empty if they are only 0 and that of failures.
@@ -76,22 +98,15 @@ class Command(click.Command):
         self,
         name: str | None,
         *,
-        help: str | None = None,  # noqa: A002  the name in click
         exit_codes: Mapping[int, str] | None = None,
         failure: int = NOT_ANSWERED,
         shows_flags: bool = False,
         **attributes: Any,
     ) -> None:
-        prose, self.examples = _split_help(help)
-        super().__init__(name, help=prose, **attributes)
+        super().__init__(name, **attributes)
         self.exit_codes, self.failure, self.shows_flags = exit_codes or {}, failure, shows_flags
         if not shows_flags and any(map(_is_flag, self.params)):
             self.params.append(_help_all())
-
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the description and the examples."""
-        super().format_help_text(ctx, formatter)
-        _write_examples(self.examples, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
@@ -139,25 +154,10 @@ class Command(click.Command):
             raise
 
 
-class Group(click.Group):
+class Group(_Documented, click.Group):
     """A group of commands, with help like that of Command."""
 
     command_class = Command
-
-    def __init__(
-        self,
-        name: str | None = None,
-        *,
-        help: str | None = None,  # noqa: A002  the name in click
-        **attributes: Any,
-    ) -> None:
-        prose, self.examples = _split_help(help)
-        super().__init__(name, help=prose, **attributes)
-
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the description and the examples."""
-        super().format_help_text(ctx, formatter)
-        _write_examples(self.examples, formatter)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the commands in the order of their definition."""
@@ -179,12 +179,6 @@ def option(*names: str, group: str, **attributes: Any) -> Callable[[_Function], 
     return click.option(*names, cls=Option, group=group, **attributes)
 
 
-def _split_help(text: str | None) -> tuple[str, str]:
-    """Split a docstring into the description and the examples."""
-    prose, _, examples = inspect.cleandoc(text or "").partition("\n\n\b\n")
-    return prose, examples
-
-
 def _option_rows(params: Iterable[click.Parameter], ctx: click.Context) -> dict[str, list[_Row]]:
     """Return the names and the help of visible options, by group in the order of GROUPS."""
     rows: dict[str, list[_Row]] = {group: [] for group in GROUPS}
@@ -202,14 +196,6 @@ def _write_groups(groups: Mapping[str, Sequence[_Row]], formatter: click.HelpFor
     for group, ((names, text), *rest) in groups.items():
         with formatter.section(group):
             formatter.write_dl([(names.ljust(width), text), *rest], col_max=width)
-
-
-def _write_examples(examples: str, formatter: click.HelpFormatter) -> None:
-    """Write the examples under a heading; each stays on its line."""
-    if examples:
-        with formatter.section("Examples"):
-            for line in examples.splitlines():
-                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
 
 def _is_flag(parameter: click.Parameter) -> bool:

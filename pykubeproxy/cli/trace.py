@@ -193,10 +193,8 @@ def _rules_and_names(
     if all(target.kind is TargetKind.ADDRESS for target in targets):
         return rules, Directory("")
     logs.set_up(config.logging.format)
-    if bundle:
-        return rules, names.bundle_directory(config, bundle, rules, targets)
-    looked_up = (names.saved_directory if files else names.live_directory)(config, rules, targets)
-    return rules, looked_up
+    live = not (files or bundle)
+    return rules, names.node_directory(config, rules, targets, bundle, live=live)
 
 
 def _client_kind(source: Target, origin: _Origin | None) -> LocationKind | None:

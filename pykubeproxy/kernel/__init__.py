@@ -45,7 +45,6 @@ if TYPE_CHECKING:
         ExternalWrite,
         TableCounts,
         TableWatch,
-        WatchedTables,
         watch_tables,
     )
 
@@ -79,7 +78,7 @@ _NAMES = {
     "live": ("live_ruleset", "live_ruleset_about"),
     "network": ("local_addresses", "watch_addresses"),
     "runner": ("Runner", "kill_commands"),
-    "watch": ("TABLES", "ExternalWrite", "TableCounts", "TableWatch", "WatchedTables", "watch_tables"),
+    "watch": ("TABLES", "ExternalWrite", "TableCounts", "TableWatch", "watch_tables"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

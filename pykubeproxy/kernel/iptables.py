@@ -6,8 +6,8 @@ iptables-save reads, and only iptables-restore writes.
 import enum
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, Protocol
 
 import msgspec
@@ -35,6 +35,8 @@ _MOST_CHAINS = 20
 # With more entries, iptables-legacy takes 0.1 s or more to look up a chain.
 _LARGE = 5000
 _ALL_TABLES = ("raw", "mangle", "nat", "filter", "security")
+# Announces the writes of a session; yields a function to call with each text before it is written.
+OwnWrites = Callable[[Family], AbstractContextManager[Callable[[str], None]]]
 
 
 class Backend(enum.Enum):
@@ -114,6 +116,8 @@ class Iptables(msgspec.Struct, frozen=True):
     runner: Runner = Runner()
     seconds: float = 60
     """The longest time that a command may make no progress."""
+    own_writes: OwnWrites = lambda _: nullcontext(lambda _: None)
+    """How a watch learns of each session, see `TableWatch`."""
 
     @property
     def backend(self) -> Backend:
@@ -220,13 +224,24 @@ class Iptables(msgspec.Struct, frozen=True):
         with self.session() as session:
             session.write(text)
 
-    def session(self, seconds: float | None = None) -> IptablesSession:
-        """Return a session with iptables-restore, for writing while the caller renders more text.
+    @contextmanager
+    def session(self, seconds: float | None = None) -> Iterator[IptablesSession]:
+        """Open a session with iptables-restore, for writing while the caller renders more text.
 
-        `seconds` limits the time without progress, if it is less than that of other commands.
+        `seconds` limits the time without progress, if it is less than that of other commands. Raises KernelError too if
+        the kernel does not answer the watch.
         """
         longest = min(seconds or self.seconds, self.seconds)
-        return IptablesSession(self.tools.restore, lock_options(self.tools), self.runner, longest)
+        options = lock_options(self.tools)
+        try:
+            with (
+                self.own_writes(self.family) as note,
+                IptablesSession(self.tools.restore, options, self.runner, longest, note) as session,
+            ):
+                yield session
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise KernelError(f"cannot watch the tables while writing to them: {reason}") from error
 
     def legacy_tables(self) -> frozenset[str]:
         """Return the tables that exist in the legacy backend of this family; creates none."""

@@ -14,7 +14,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -54,7 +54,7 @@ _UNSPECIFIED = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - not b
 _TRIES = 5
 
 
-class LocalAddress(msgspec.Struct, frozen=True, order=True):
+class LocalAddress(msgspec.Struct, frozen=True, order=True, rename="camel"):
     """An address of an interface: 192.168.99.10, 24, "eth0"."""
 
     address: str
@@ -69,26 +69,19 @@ class Interface(msgspec.Struct, frozen=True, order=True):
     kind: str
 
 
-class NetworkRoute(NamedTuple):
-    """A network, "10.244.1.0/24", and its interface; "" if there is none, as for a blackhole route."""
-
-    network: str
-    interface: str
-
-
-class TableRoute(NamedTuple):
-    """A route of one table, with one next hop; 0 and "" mean unset."""
+class TableRoute(msgspec.Struct, frozen=True, rename="camel"):
+    """A route: to "10.244.1.0/24", of table 254 (main), with one next hop. 0 and "" are unset. `kind`, e.g. "unicast"."""
 
     table: int
     network: str
-    kind: str
-    gateway: str
-    interface: str
-    priority: int
+    kind: str = ""
+    gateway: str = ""
+    interface: str = ""
+    priority: int = 0
 
 
-class RoutingRule(NamedTuple):
-    """A rule of policy routing: packets that match go by `action`, such as "lookup" in a table."""
+class RoutingRule(msgspec.Struct, frozen=True, rename="camel"):
+    """A rule of policy routing, with empty fields unset. `action`, e.g. "lookup"."""
 
     priority: int
     family: str
@@ -113,13 +106,11 @@ def interfaces() -> tuple[Interface, ...]:
         return tuple(sorted(interface for _, interface in _links()))
 
 
-def routes(family: Family) -> tuple[NetworkRoute, ...]:
+def routes(family: Family) -> tuple[TableRoute, ...]:
     """Return the routes of the main table, a multipath route with its first next hop. Raises KernelError."""
     with _kernel_errors("read the routes of this node"):
         first_hops = (hops[0] for hops in _routes(family, _interface_names()))
-        return tuple(
-            NetworkRoute(hop.network, hop.interface) for hop in first_hops if hop.table == _MAIN_TABLE
-        )
+        return tuple(hop for hop in first_hops if hop.table == _MAIN_TABLE)
 
 
 def all_routes(family: Family) -> tuple[TableRoute, ...]:

@@ -5,6 +5,7 @@ A session applies each block while the caller renders the next one.
 
 import re
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol
@@ -118,11 +119,19 @@ class IptablesSession:
 
     Each block up to COMMIT takes effect completely or not at all, and leaves chains that it does not name unchanged. A
     rejected block ends the session. If the `with` body fails, the command is killed. `seconds` limits the time in which a
-    command makes no progress. Both `write` and leaving raise Rejected, LockHeld, TimedOut, NotPermitted
-    and Failed.
+    command makes no progress. Calls `note` with each text before it is written. Both `write` and leaving raise Rejected,
+    LockHeld, TimedOut, NotPermitted and Failed.
     """
 
-    def __init__(self, command: str, options: tuple[str, ...], runner: Runner, seconds: float) -> None:
+    def __init__(
+        self,
+        command: str,
+        options: tuple[str, ...],
+        runner: Runner,
+        seconds: float,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._note = note
         self._argv = (command, "--noflush", "--counters", *options)
         self._runner = runner
         self._seconds = seconds
@@ -150,6 +159,7 @@ class IptablesSession:
         """Write text that does not go beyond the end of a block. The first text starts the command."""
         if not text:
             return
+        self._note(text)
         if self._command is None:
             self._command = self._runner.start(self._argv, self._seconds, die_with_parent=True)
         self._command.write(text)

@@ -1,6 +1,6 @@
 """Watch what other programs write to the tables we use: at once on nft, twice a second on legacy.
 
-The agent writes through WatchedTables, so that the watch can tell its writes from those of others.
+The agent writes through tables with `own_writes`, so that the watch can tell its writes from those of others.
 
 On nft, the kernel reports the changed objects of each transaction over netlink and, at its end, the process. An event
 without the text KUBE- costs only a search for it. The event of a renamed chain has only its new name. So an event for a
@@ -17,20 +17,18 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import msgspec
 
 from pykubeproxy.kernel import netlink
-from pykubeproxy.kernel.errors import KernelError
-from pykubeproxy.kernel.iptables import Backend, Tables
+from pykubeproxy.kernel.iptables import Backend
 from pykubeproxy.kernel.legacy import Shape, legacy_tables, shape
 from pykubeproxy.kernel.netlink import ADDRESS_FAMILY
-from pykubeproxy.kernel.restore import RestoreSession
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey, Ruleset
+from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey
 
 # The tables that the proxy uses.
 TABLES = ("mangle", "filter", "nat")
@@ -357,62 +355,3 @@ def watch_tables(backend: Backend, report: Callable[[ExternalWrite], None]) -> T
     Raises OSError if the kernel does not allow it.
     """
     return NftWatch(report) if backend is Backend.NFT else LegacyWatch(report)
-
-
-class WatchedTables(msgspec.Struct, frozen=True):
-    """Tables whose writes are announced to a watch. Reads go to `tables` unchanged."""
-
-    tables: Tables
-    watch: TableWatch
-
-    @property
-    def backend(self) -> Backend:
-        """Return the backend that holds the rules."""
-        return self.tables.backend
-
-    @property
-    def family(self) -> Family:
-        """Return the address family."""
-        return self.tables.family
-
-    def save(self, tables: Collection[str] | None = None) -> Ruleset:
-        """Read as `Iptables.save` does."""
-        return self.tables.save(tables)
-
-    def chains(self, keys: Collection[ChainKey]) -> Ruleset:
-        """Read as `Iptables.chains` does."""
-        return self.tables.chains(keys)
-
-    def has_chain(self, key: ChainKey) -> bool:
-        """Read as `Iptables.has_chain` does."""
-        return self.tables.has_chain(key)
-
-    def has_rule(self, key: ChainKey, rule: str) -> bool:
-        """Read as `Iptables.has_rule` does."""
-        return self.tables.has_rule(key, rule)
-
-    def restore(self, text: str) -> None:
-        """Write as `Iptables.restore` does. Raises KernelError too if the kernel does not answer the watch."""
-        with self.session() as session:
-            session.write(text)
-
-    @contextmanager
-    def session(self, seconds: float | None = None) -> Iterator[RestoreSession]:
-        """Write as in `Iptables.session`. Raises KernelError too if the kernel does not answer the watch."""
-        try:
-            with self.watch.own_writes(self.family) as note, self.tables.session(seconds) as session:
-                yield _NotedSession(session, note)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise KernelError(f"cannot watch the tables while writing to them: {reason}") from error
-
-
-class _NotedSession(NamedTuple):
-    """A session that passes each text to `note` before writing it."""
-
-    session: RestoreSession
-    note: Callable[[str], None]
-
-    def write(self, text: str) -> None:
-        self.note(text)
-        self.session.write(text)

@@ -94,53 +94,10 @@ class ClusterNodes(msgspec.Struct, frozen=True):
 
 
 def _only(found: NodeState | UnknownNode, families: tuple[Family, ...]) -> NodeState | UnknownNode:
-    """Return a node with the rules of these families only."""
     if isinstance(found, UnknownNode) or set(families) >= found.rules.keys():
         return found
     rules = {family: node_rules for family, node_rules in found.rules.items() if family in families}
     return msgspec.structs.replace(found, rules=rules)
-
-
-class ProxyState(msgspec.Struct, frozen=True):
-    """The proxy of one node, as `status` and `check` show it.
-
-    - `proxy`: None without a pod
-    - `read`: the outcome of reading the rules; None for our agents, which are asked instead
-    - `answer`: what the agent printed
-    - `failure`: why it did not
-    """
-
-    node: Node
-    proxy: ProxyPod | None
-    read: NodeState | UnknownNode | None = None
-    answer: bytes = b""
-    failure: str = ""
-
-    @property
-    def mode(self) -> str:
-        """The mode of the proxy: "iptables", "ipvs", "nftables" or "kernelspace"; "" if unknown."""
-        return self.read.mode if isinstance(self.read, UnknownNode) else "iptables"
-
-    @property
-    def backend(self) -> str:
-        """The backend of the rules, "nft" or "legacy", or ""."""
-        rules = self.read.rules if isinstance(self.read, NodeState) else {}
-        return next((node_rules.backend for node_rules in rules.values()), "")
-
-
-def proxy_state(access: NodeAccess, node: Node, pods: NodePods, command: str) -> ProxyState:
-    """Return the state of the proxy of a node. `command` is the one to run in pods of our agents, such as "status"."""
-    proxy = pods.proxy(node)
-    if proxy is None or not proxy.ours or not proxy.pod.runs:
-        return ProxyState(node, proxy, read_node(access, node, pods))
-    try:
-        answer = run_in_pod(access.client, proxy.target, ("pykubeproxy", command, "-o", "json"))
-    except Failure as failure:
-        return ProxyState(node, proxy, failure=str(failure))
-    if answer.output.lstrip().startswith(b"{"):
-        return ProxyState(node, proxy, answer=answer.output)
-    reason = one_line(answer.errors) or f"exit status {answer.exit_code}"
-    return ProxyState(node, proxy, failure=f"`pykubeproxy {command}` in pod {proxy.pod} failed: {reason}")
 
 
 def on_each_node(
@@ -301,7 +258,6 @@ def _printed_tables(client: Client, container: ContainerRef) -> _PrintedTables:
 
 
 def _runs_ipvs(ruleset: Ruleset) -> bool:
-    """Return whether the rules are those of kube-proxy's ipvs mode."""
     return any(_IPVS in rule for rule in ruleset.chains.get(NAT_SERVICES, ()))
 
 

@@ -12,12 +12,13 @@ from pykubeproxy.inspect.connection import Directory
 from pykubeproxy.inspect.dump.model import services_of
 from pykubeproxy.inspect.node import NodeSource, NodeState, Question, ReadError
 from pykubeproxy.inspect.targets import ServiceFilter, Target, TargetKind
-from pykubeproxy.nodes.agent import AgentState, NoAgent, agent_state
+from pykubeproxy.nodes.agent import NoAgent, agent_state
 from pykubeproxy.nodes.cluster import GRANTS
 from pykubeproxy.nodes.live import host_name
 from pykubeproxy.nodes.objects import NoObjects, bundled_agent, open_client
-from pykubeproxy.objects import EndpointSlice, Key, Kind, Listed, Node, Object, Service
+from pykubeproxy.objects import EndpointSlice, Key, Kind, Listed, Node, Service
 from pykubeproxy.objects.pods import Pod
+from pykubeproxy.pages.servicez import NodeObjects
 
 # Importing pykubeproxy.sources takes long, so only the functions that need it do.
 if TYPE_CHECKING:
@@ -34,57 +35,45 @@ _Object = TypeVar("_Object", bound=Service | EndpointSlice | Node | Pod)
 
 def manifest_directory(path: str, manifests: "Manifests", config: Config, here: str = "") -> Directory:
     """Return all objects in files; `here` is the name of the node that the configuration selects."""
-    objects = manifests.objects
+    listed = manifests.listed()
     return Directory(
         f"in {'standard input' if path == '-' else path}",
         advice=dict.fromkeys(TargetKind, "give an address, or add the object to the file"),
-        services=_only(Service, objects),
-        slices=_only(EndpointSlice, objects),
-        nodes=_only(Node, objects),
+        services=_of_kind(Service, listed),
+        slices=_of_kind(EndpointSlice, listed),
+        nodes=_of_kind(Node, listed),
         listed_pods=manifests.pods,
         pod_networks=_pod_networks(config),
         here=here,
     )
 
 
-def live_directory(config: Config, source: NodeSource, targets: Sequence[Target]) -> Directory:
-    """Return what targets name, from the configured API server, else the agent on this node, else the live rules.
-
-    Raises ReadError.
-    """
-    if config.client.kubeconfig or config.client.master:
-        return configured_directory(config, targets, config.hostname_override or host_name())
-    try:
-        return _agent_directory(targets)
-    except NoAgent:
-        return rules_directory(source, targets)
-
-
-def saved_directory(config: Config, source: NodeSource, targets: Sequence[Target]) -> Directory:
-    """Return what targets name, from the configured API server, else from saved rules. Raises ReadError."""
-    if config.client.kubeconfig or config.client.master:
-        return configured_directory(config, targets, config.hostname_override)
-    return rules_directory(source, targets)
-
-
-def bundle_directory(
-    config: Config, bundle: Bundle, source: NodeSource, targets: Sequence[Target]
+def node_directory(
+    config: Config,
+    source: NodeSource,
+    targets: Sequence[Target],
+    bundle: Bundle | None = None,
+    *,
+    live: bool = False,
 ) -> Directory:
-    """Return what targets name, from the configured API server, else the objects, else the rules in a bundle.
+    """Return what targets name, from the configured API server, else from the objects in a bundle, else from the rules.
 
-    Raises ReadError.
+    For `live` rules, the agent on this node comes before them. Raises ReadError.
     """
     if config.client.kubeconfig or config.client.master:
-        return configured_directory(config, targets, config.hostname_override or bundle.manifest.node)
-    try:
-        found = bundled_agent(bundle)
-    except NoObjects:
-        return rules_directory(source, targets)
-    return _directory_of(AgentState(found.objects, found.config or config, bundle.name), f"in {bundle.name}")
+        known = bundle.manifest.node if bundle else host_name() if live else ""
+        return _configured_directory(config, targets, config.hostname_override or known)
+    with suppress(NoAgent, NoObjects):
+        if bundle:
+            objects, of_agent = bundled_agent(bundle)
+            return _directory_of(objects, of_agent or config, f"in {bundle.name}")
+        if live:
+            return _agent_directory(targets)
+    return _rules_directory(source, targets)
 
 
-def rules_directory(source: NodeSource, targets: Sequence[Target]) -> Directory:
-    """Return the Services that comments in rules name. Rules name no pods and no nodes. Raises ReadError."""
+def _rules_directory(source: NodeSource, targets: Sequence[Target]) -> Directory:
+    """Return the Services that comments in rules name."""
     services: tuple[Service, ...] = ()
     states: Sequence[NodeState] = ()
     for target in targets:
@@ -106,12 +95,8 @@ def rules_directory(source: NodeSource, targets: Sequence[Target]) -> Directory:
     )
 
 
-def configured_directory(config: Config, targets: Sequence[Target], here: str) -> Directory:
-    """Ask the configured API server for no more than the targets need. Raises ReadError.
-
-    `here` is the name of the node whose rules are inspected, "" if unknown. Pods are read if the account may list them,
-    else from EndpointSlices.
-    """
+def _configured_directory(config: Config, targets: Sequence[Target], here: str) -> Directory:
+    """Ask the configured API server for no more than the targets need."""
     from pykubeproxy.sources import SourceError
 
     found = Directory(_ON_SERVER, pod_networks=_pod_networks(config), here=here)
@@ -163,11 +148,10 @@ def _agent_directory(targets: Sequence[Target]) -> Directory:
         found = agent_state(None, **({"service": str(services[0])} if services else {}))
         if services and not found.objects.services:
             found = agent_state(None)  # for similar names
-    return _directory_of(found, "in the agent on this node")
+    return _directory_of(found.objects, found.config, "in the agent on this node")
 
 
-def _directory_of(agent: AgentState, place: str) -> Directory:
-    objects = agent.objects
+def _directory_of(objects: NodeObjects, config: Config, place: str) -> Directory:
     return Directory(
         place,
         advice={
@@ -178,7 +162,7 @@ def _directory_of(agent: AgentState, place: str) -> Directory:
         services=objects.services,
         slices=objects.slices,
         nodes=(objects.node,),
-        pod_networks=_pod_networks(agent.config),
+        pod_networks=_pod_networks(config),
         here=objects.node.name,
     )
 
@@ -277,15 +261,10 @@ def _with_nodes_of_pods(client: "Client", targets: Sequence[Target], found: Dire
     return msgspec.structs.replace(found, nodes=nodes)
 
 
-def _only(kind: type[_Object], objects: Iterable[Object]) -> tuple[_Object, ...]:
-    return tuple(object_ for object_ in objects if isinstance(object_, kind))
-
-
 def _of_kind(kind: type[_Object], listed: Iterable[Listed]) -> tuple[_Object, ...]:
     return tuple(object_ for one in listed for object_ in one.objects if isinstance(object_, kind))
 
 
 def _joined(known: Iterable[_Object], more: Iterable[_Object]) -> tuple[_Object, ...]:
-    """Return all these objects, each of them once."""
     by_key: dict[Key, _Object] = {object_.key: object_ for object_ in (*known, *more)}
     return tuple(by_key.values())

@@ -129,4 +129,7 @@ def _network(families: tuple[Family, ...]) -> NodeNetwork:
     addresses = frozenset(
         address.address for family in families for address in kernel.local_addresses(family)
     )
-    return NodeNetwork(addresses, tuple(NodeRoute(*route) for family in families for route in routes(family)))
+    return NodeNetwork(
+        addresses,
+        tuple(NodeRoute(route.network, route.interface) for family in families for route in routes(family)),
+    )

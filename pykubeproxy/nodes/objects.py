@@ -1,7 +1,7 @@
 """Where objects and settings come from: an agent, a bundle, manifests or an API server."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,7 +11,6 @@ from pykubeproxy.config import Config, ConfigError, load
 from pykubeproxy.inspect.node import NodeRules, NodeState, Origin, Question, ReadError
 from pykubeproxy.inspect.packets.packet import NodeNetwork
 from pykubeproxy.inspect.targets import ServiceFilter
-from pykubeproxy.nodes.agent import AgentState
 from pykubeproxy.nodes.live import host_name
 from pykubeproxy.objects import EndpointSlice, Family, Kind, Listed, Node, Service
 from pykubeproxy.pages import servicez
@@ -140,17 +139,20 @@ def cluster_with(
 
 
 def agent_objects(
-    agent: AgentState, title: str = "objects and configuration of the agent", config: Config | None = None
+    objects: NodeObjects,
+    config: Config | None,
+    title: str = "objects and configuration of the agent",
 ) -> KnownObjects:
-    """Return the objects of an agent; `config` replaces its configuration."""
-    quarantined = {(Family(port.family), port.port_name): port.reason for port in agent.objects.quarantined}
-    names = sorted({str(port.port_name) for port in agent.objects.quarantined})
+    """Return the objects and the configuration of an agent."""
+    quarantined = {(Family(port.family), port.port_name): port.reason for port in objects.quarantined}
+    names = sorted({str(port.port_name) for port in objects.quarantined})
+    node = objects.node
     return KnownObjects(
         title,
-        cluster_of(agent.objects),
-        agent.objects.node,
-        msgspec.structs.replace(config or agent.config, hostname_override=agent.objects.node.name),
-        agent.objects.api_servers,
+        cluster_of(objects),
+        node,
+        config and msgspec.structs.replace(config, hostname_override=node.name),
+        objects.api_servers,
         quarantined,
         (f"the agent has quarantined {listed(names, 5)}; their rules differ.",) if names else (),
     )
@@ -213,16 +215,32 @@ def server_objects(
 
     The node is the one that the configuration names, else this one. Raises ReadError.
     """
+    from pykubeproxy.sources import SourceError, api_watches
+    from pykubeproxy.sources.queries import service_objects
 
-    def list_objects(client: "Client", name: str) -> Iterable[Listed]:
-        from pykubeproxy.sources import api_watches
-        from pykubeproxy.sources.queries import service_objects
-
-        if query:
-            return service_objects(client, query.name, query.namespace, (name, *nodes))
-        return (listed for watch in api_watches(client, name) for listed in watch.once())
-
-    return _listed(config, titled("API server", settings), list_objects)
+    name = config.hostname_override or host_name()
+    cluster = Cluster()
+    try:
+        client = open_client(config)
+        listed = (
+            service_objects(client, query.name, query.namespace, (name, *nodes))
+            if query
+            else (one for watch in api_watches(client, name) for one in watch.once())
+        )
+        for one in listed:
+            cluster.apply(one)
+    except SourceError as error:
+        raise ReadError(f"{error}; use -f to read objects from files") from None
+    node = cluster.node(name)
+    missing = f"the API server has no Node {name}; use --hostname-override to select another one."
+    return KnownObjects(
+        titled("API server", settings),
+        cluster,
+        node or Node(name),
+        config,
+        client.server_addresses(),
+        remarks=() if node else (missing,),
+    )
 
 
 def open_client(config: Config) -> "Client":
@@ -233,37 +251,11 @@ def open_client(config: Config) -> "Client":
     return Client(connection.kubeconfig, connection.master, connection.qps, connection.burst)
 
 
-def _listed(
-    config: Config, title: str, list_objects: Callable[["Client", str], Iterable[Listed]]
-) -> KnownObjects:
-    from pykubeproxy.sources import SourceError
+def bundled_agent(bundle: Bundle) -> tuple[NodeObjects, Config | None]:
+    """Return the objects in a bundle, and the configuration; None if that is unknown, as for kube-proxy.
 
-    name = config.hostname_override or host_name()
-    cluster = Cluster()
-    try:
-        client = open_client(config)
-        for one in list_objects(client, name):
-            cluster.apply(one)
-    except SourceError as error:
-        raise ReadError(f"{error}; use -f to read objects from files") from None
-    node = cluster.node(name)
-    remarks = (
-        ()
-        if node
-        else (f"the API server has no Node {name}; use --hostname-override to select another one.",)
-    )
-    return KnownObjects(title, cluster, node or Node(name), config, client.server_addresses(), {}, remarks)
-
-
-class BundledAgent(NamedTuple):
-    """The objects in a bundle, and the configuration; None if that is unknown, as for kube-proxy."""
-
-    objects: NodeObjects
-    config: Config | None
-
-
-def bundled_agent(bundle: Bundle, query: ServiceFilter | None = None) -> BundledAgent:
-    """Return the objects in a bundle, of all Services or those that match, and the configuration. Raises NoObjects."""
+    Raises NoObjects.
+    """
     if OBJECTS not in bundle.files:
         raise NoObjects(
             f"{bundle.name} has no objects ({bundle.why_missing(OBJECTS)}); add -f PATH for objects in files, or"
@@ -277,17 +269,14 @@ def bundled_agent(bundle: Bundle, query: ServiceFilter | None = None) -> Bundled
             f"cannot read the objects in {bundle.name}: {error}; use the pykubeproxy that made it, or add -f PATH or"
             " --kubeconfig PATH"
         ) from None
-    return BundledAgent(document.objects if query is None else _matching(document.objects, query), config)
+    return document.objects, config
 
 
 def bundle_objects(bundle: Bundle, query: ServiceFilter | None = None) -> KnownObjects:
     """Return the objects and the configuration in a bundle, of all Services or those that match. Raises NoObjects."""
-    found = bundled_agent(bundle, query)
-    title = f"objects and configuration in {bundle.name}" if found.config else f"objects in {bundle.name}"
-    known = agent_objects(
-        AgentState(found.objects, found.config or load(None, {}).config, bundle.name), title
-    )
-    return known if found.config else msgspec.structs.replace(known, config=None)
+    objects, config = bundled_agent(bundle)
+    title = f"objects and configuration in {bundle.name}" if config else f"objects in {bundle.name}"
+    return agent_objects(objects if query is None else _matching(objects, query), config, title)
 
 
 def titled(objects: str, settings: str) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -11,10 +11,12 @@ from pykubeproxy.inspect.check import from_outside
 from pykubeproxy.inspect.check.report import CheckedNode, CheckReport, Finding, check_report, checked_node
 from pykubeproxy.inspect.node import NodeState, UnknownNode, unread_rules
 from pykubeproxy.inspect.status import ProxyStatus, StatusReport, agent_status, status_report
-from pykubeproxy.nodes.cluster import NodeAccess, ProxyState, on_each_node, proxy_state
+from pykubeproxy.nodes.cluster import NodeAccess, NodePods, on_each_node, read_node
+from pykubeproxy.nodes.proxies import ProxyPod
 from pykubeproxy.objects import Family, Node
 from pykubeproxy.sources import Client
 from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.pods import run_in_pod
 from pykubeproxy.sources.queries import server_version
 from pykubeproxy.wording import one_line
 
@@ -26,19 +28,75 @@ class _AnswerForm(msgspec.Struct, rename="camel"):
 _Answer = TypeVar("_Answer", StatusReport, CheckReport)
 
 
+class ProxyState(msgspec.Struct, Generic[_Answer], frozen=True):
+    """The proxy of one node.
+
+    - `proxy`: None without a pod
+    - `read`: the outcome of reading the rules; None for our agents, which are asked instead
+    - `answer`: the report of the agent, which has this node; None without one
+    - `failure`: why there is none, although there is an agent
+    """
+
+    node: Node
+    proxy: ProxyPod | None
+    read: NodeState | UnknownNode | None = None
+    answer: _Answer | None = None
+    failure: str = ""
+
+    @property
+    def mode(self) -> str:
+        """The mode of the proxy: "iptables", "ipvs", "nftables" or "kernelspace"; "" if unknown."""
+        return self.read.mode if isinstance(self.read, UnknownNode) else "iptables"
+
+    @property
+    def backend(self) -> str:
+        """The backend of the rules, "nft" or "legacy", or ""."""
+        rules = self.read.rules if isinstance(self.read, NodeState) else {}
+        return next((node_rules.backend for node_rules in rules.values()), "")
+
+
+def _proxy_state(
+    access: NodeAccess, node: Node, pods: NodePods, command: str, kind: type[_Answer]
+) -> ProxyState[_Answer]:
+    """Return the state of the proxy of a node; our agents are asked with a command such as "status"."""
+    proxy = pods.proxy(node)
+    if proxy is None or not proxy.ours or not proxy.pod.runs:
+        return ProxyState(node, proxy, read_node(access, node, pods))
+    try:
+        answer = run_in_pod(access.client, proxy.target, ("pykubeproxy", command, "-o", "json"))
+        if answer.output.lstrip().startswith(b"{"):
+            return ProxyState(node, proxy, answer=_decoded(answer.output, kind))
+    except Failure as failure:
+        return ProxyState(node, proxy, failure=str(failure))
+    reason = one_line(answer.errors) or f"exit status {answer.exit_code}"
+    return ProxyState(node, proxy, failure=f"`pykubeproxy {command}` in pod {proxy.pod} failed: {reason}")
+
+
+def _decoded(answer: bytes, kind: type[_Answer]) -> _Answer:
+    """Return the report that an agent printed, which has its node. Raises Failure."""
+    try:
+        found = msgspec.json.decode(answer, type=kind)
+        if not found.nodes:
+            raise ValueError("its report has no node")
+        if (version := msgspec.json.decode(answer, type=_AnswerForm).api_version) != API_VERSION:
+            raise ValueError(f"its API version is {version}, not {API_VERSION}")
+    except (ValueError, RecursionError) as error:
+        raise Failure(f"its agent is of another version: {one_line(str(error))}") from None
+    return found
+
+
 def cluster_status(access: NodeAccess, nodes: Sequence[Node], advance: Callable[[], None]) -> StatusReport:
     """Return the proxies of nodes. Raises ReadError."""
     states = on_each_node(
-        access, lambda node, pods: proxy_state(access, node, pods, "status"), nodes, advance
+        access, lambda node, pods: _proxy_state(access, node, pods, "status", StatusReport), nodes, advance
     )
     return status_report(map(_status, states), time.time())
 
 
-def _status(state: ProxyState) -> ProxyStatus:
-    answer, failure = _decoded(state.answer, StatusReport)
-    agent = answer.nodes[0].agent if answer else None
-    problem = failure or _problem(state)
-    if answer and not agent:
+def _status(state: ProxyState[StatusReport]) -> ProxyStatus:
+    agent = state.answer.nodes[0].agent if state.answer else None
+    problem = _problem(state)
+    if state.answer and not agent:
         problem = "its agent says nothing about itself"
     if not state.proxy:
         return ProxyStatus(
@@ -64,8 +122,7 @@ def _status(state: ProxyState) -> ProxyStatus:
     )
 
 
-def _word(state: ProxyState) -> str:
-    """Return the state of the pod in a word or two."""
+def _word(state: ProxyState[StatusReport]) -> str:
     if not state.proxy:
         return "no pod"
     if not state.proxy.pod.runs:
@@ -73,7 +130,7 @@ def _word(state: ProxyState) -> str:
     return "ready" if state.proxy.container.ready else "not ready"
 
 
-def _problem(state: ProxyState) -> str:
+def _problem(state: ProxyState[StatusReport]) -> str:
     """Return what the pod and the rules show to be wrong; "" for nothing."""
     if state.failure:
         return state.failure
@@ -87,7 +144,7 @@ def _problem(state: ProxyState) -> str:
     return ""
 
 
-def _notes(state: ProxyState) -> tuple[str, ...]:
+def _notes(state: ProxyState[StatusReport]) -> tuple[str, ...]:
     """Return harmless reasons why rules were not read."""
     match state.read:
         case UnknownNode(by_design=True, mode="", reason=reason):
@@ -101,22 +158,14 @@ def check_cluster(
     access: NodeAccess, nodes: Sequence[Node], advance: Callable[[], None]
 ) -> tuple[CheckReport, bool]:
     """Return the findings about nodes, and whether a node could not be read. Raises ReadError."""
-    states = on_each_node(access, lambda node, pods: proxy_state(access, node, pods, "check"), nodes, advance)
+    states = on_each_node(
+        access, lambda node, pods: _proxy_state(access, node, pods, "check", CheckReport), nodes, advance
+    )
     version = _server_version(access.client)
-    answered = [_with_findings(state) for state in states]
-    report = check_report(_checked(*answer, version) for answer in answered)
-    return report, any(_is_unread(state) for state, _ in answered)
+    return check_report(_checked(state, version) for state in states), any(map(_is_unread, states))
 
 
-def _with_findings(state: ProxyState) -> tuple[ProxyState, tuple[Finding, ...]]:
-    """Return a state with the findings of its agent, if it gave any."""
-    answer, failure = _decoded(state.answer, CheckReport)
-    if failure:
-        return msgspec.structs.replace(state, answer=b"", failure=failure), ()
-    return state, tuple(answer.nodes[0].checks) if answer else ()
-
-
-def _is_unread(state: ProxyState) -> bool:
+def _is_unread(state: ProxyState[CheckReport]) -> bool:
     unread = isinstance(state.read, UnknownNode) and not state.read.by_design
     return unread or bool(state.failure)
 
@@ -129,29 +178,21 @@ def _server_version(client: Client) -> str:
         return ""
 
 
-def _checked(state: ProxyState, findings: tuple[Finding, ...], server: str) -> CheckedNode:
-    """Return the checks of a node: the findings of its agent, or those from outside."""
+def _checked(state: ProxyState[CheckReport], server: str) -> CheckedNode:
     proxy = state.proxy
     return checked_node(
         state.node.name,
-        findings or tuple(_findings(state, server)),
+        (state.answer and state.answer.nodes[0].checks) or tuple(_findings(state, server)),
         proxy=str(proxy) if proxy else "",
         pod=str(proxy.pod) if proxy else "",
         backend=state.backend,
     )
 
 
-def _findings(state: ProxyState, server: str) -> Iterator[Finding]:
+def _findings(state: ProxyState[CheckReport], server: str) -> Iterator[Finding]:
     proxy, read = state.proxy, state.read
     if proxy:
-        yield from_outside.pod(
-            str(proxy),
-            str(proxy.pod),
-            phase="being deleted" if proxy.pod.deleting else proxy.pod.phase,
-            ready=proxy.container.ready,
-            restarts=proxy.container.restarts,
-            problem=proxy.container.problem or proxy.pod.reason,
-        )
+        yield from_outside.pod(str(proxy), proxy.pod, proxy.container)
         if not proxy.ours:
             yield from_outside.version(proxy.version, server)
     match read:
@@ -167,16 +208,3 @@ def _findings(state: ProxyState, server: str) -> Iterator[Finding]:
             yield from_outside.unread(read.reason) if proxy else from_outside.no_pod(read.reason)
     if state.failure:
         yield from_outside.unread(state.failure)
-
-
-def _decoded(answer: bytes, kind: type[_Answer]) -> tuple[_Answer | None, str]:
-    """Return the report that an agent printed, None without one, and why it cannot be read, or ""."""
-    try:
-        found = msgspec.json.decode(answer, type=kind) if answer else None
-        if found and not found.nodes:
-            raise ValueError("its report has no node")
-        if found and (version := msgspec.json.decode(answer, type=_AnswerForm).api_version) != API_VERSION:
-            raise ValueError(f"its API version is {version}, not {API_VERSION}")
-    except (ValueError, RecursionError) as error:
-        return None, f"its agent is of another version: {one_line(str(error))}"
-    return found, ""

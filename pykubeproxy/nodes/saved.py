@@ -135,11 +135,11 @@ def bundled_node(bundle: Bundle, backend: str, addresses: tuple[str, ...] = ()) 
 
 
 def _node_addresses(bundle: Bundle) -> tuple[str, ...]:
-    """Return the addresses of the Node among the objects of a bundle; none without objects."""
     from pykubeproxy.nodes.objects import NoObjects, bundled_agent  # decodes all objects
 
     try:
-        return bundled_agent(bundle).objects.node.addresses
+        objects, _ = bundled_agent(bundle)
+        return objects.node.addresses
     except NoObjects:
         return ()
 

@@ -1,6 +1,5 @@
 """The current Services, EndpointSlices and Nodes of the cluster, and which Services keep session affinity."""
 
-import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -127,12 +126,8 @@ def kept_claims(claims: Iterable[Claim], limit: int) -> frozenset[str]:
     return frozenset(kept)
 
 
-# For each changed Service, the families in which its rules may change, and how many objects have changed there. Do not
-# modify a counter: Services share it.
+# For each changed Service, the families in which its rules may change, and how many objects have changed there.
 ChangedServices = dict[Key, Counter[Family]]
-
-_NO_FAMILY: frozenset[Family] = frozenset()
-_ONLY = {family: frozenset({family}) for family in Family}
 
 
 def families_of(object_: Service | EndpointSlice) -> frozenset[Family]:
@@ -140,13 +135,7 @@ def families_of(object_: Service | EndpointSlice) -> frozenset[Family]:
     if isinstance(object_, Service):
         return frozenset(map(family_of, object_.cluster_ips))
     usable = object_.family and object_.service and not object_.headless
-    return _ONLY[object_.family] if object_.family and usable else _NO_FAMILY
-
-
-# Cached because each object of a list needs it, and a new Counter takes a microsecond.
-@functools.cache
-def _one_in(families: frozenset[Family]) -> Counter[Family]:
-    return Counter(families)
+    return frozenset({object_.family}) if object_.family and usable else frozenset()
 
 
 class Cluster:
@@ -179,7 +168,7 @@ class Cluster:
                 changes = self._remove(kind, key)
         for key in self._changed_affinity(changes):
             if service := self._services.get(key):
-                counts = _one_in(families_of(service))
+                counts = Counter(families_of(service))
                 changes[key] = changes[key] | counts if key in changes else counts
         return changes
 
@@ -256,13 +245,13 @@ class Cluster:
                 if before == object_:
                     return {}
                 self._services[key] = object_
-                return {key: _one_in(families_of(object_).union(families_of(before) if before else ()))}
+                return {key: Counter(families_of(object_).union(families_of(before) if before else ()))}
             case EndpointSlice():
                 if self._slices.get(key) == object_:
                     return {}
                 # A changed label moves the slice to another Service; both are affected.
                 changes = self._remove(Kind.ENDPOINT_SLICE, key)
-                service_key, counts = object_.service_key, _one_in(families_of(object_))
+                service_key, counts = object_.service_key, Counter(families_of(object_))
                 self._slices[key] = object_
                 self._slices_of.setdefault(service_key, {})[object_.name] = object_
                 # The union of two counters is their maximum: one object has changed.
@@ -275,7 +264,7 @@ class Cluster:
                 return {}
             case Kind.SERVICE:
                 service = self._services.pop(key, None)
-                return {key: _one_in(families_of(service))} if service else {}
+                return {key: Counter(families_of(service))} if service else {}
             case Kind.ENDPOINT_SLICE:
                 slice_ = self._slices.pop(key, None)
                 if slice_ is None:
@@ -284,7 +273,7 @@ class Cluster:
                 del siblings[slice_.name]
                 if not siblings:
                     del self._slices_of[slice_.service_key]
-                return {slice_.service_key: _one_in(families_of(slice_))}
+                return {slice_.service_key: Counter(families_of(slice_))}
 
 
 def _with_last_known(node: Node, before: Node | None) -> Node:

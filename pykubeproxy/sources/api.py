@@ -27,8 +27,6 @@ _LONGEST_WAIT = 30.0
 # The bytes of an object that takes milliseconds to decode, how many may wait for that, and the pause in seconds after
 # which one is decoded.
 _LARGE, _MOST_LARGE, _PAUSE = 1 << 14, 1 << 25, 0.02
-# What the server must permit.
-_LISTED, _WATCHED = "get and list of", "list and watch of"
 
 log = structlog.get_logger()
 
@@ -131,11 +129,10 @@ class ApiWatch:
     def once(self) -> tuple[Listed, ...]:
         """List. Raises SourceError, ListForbidden."""
         try:
-            return (self._list(_LISTED),)
-        except Forbidden as failure:
-            raise ListForbidden(f"cannot list {self._resource.kind.plural}: {failure}") from None
+            return (self._list("get and list of"),)
         except Failure as failure:
-            raise SourceError(f"cannot list {self._resource.kind.plural}: {failure}") from None
+            kind = ListForbidden if isinstance(failure, Forbidden) else SourceError
+            raise kind(f"cannot list {self._resource.kind.plural}: {failure}") from None
 
     def run(self, emit: Emit) -> NoReturn:
         """List, then watch; never return."""
@@ -163,7 +160,7 @@ class ApiWatch:
         if self._connection.must_list or self._connection.notices_restore():
             self._emit_large(emit, 0)
             before = self._version
-            emit(self._list(_WATCHED, meanwhile))
+            emit(self._list("list and watch of", meanwhile))
             for skipped in self._tracker.too_large():
                 emit(skipped)
             self._connection.listed(wire.is_older(self._version, before))

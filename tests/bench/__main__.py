@@ -39,20 +39,6 @@ def _sizes(_context: click.Context, _option: click.Parameter, text: str) -> tupl
         raise click.BadParameter("use Services x endpoints of each, such as 1000x10,5000x10") from error
 
 
-def _numbers(_context: click.Context, _option: click.Parameter, text: str) -> tuple[int, ...]:
-    numbers = [int(word) if word.isdigit() else 0 for word in text.split(",") if word]
-    if not all(numbers):
-        raise click.BadParameter("use numbers of Services, such as 100,5000")
-    return tuple(numbers)
-
-
-def _parts(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
-    parts = tuple(text.split(","))
-    if unknown := [part for part in parts if part not in PARTS]:
-        raise click.BadParameter(f"unknown part {', '.join(unknown)}; use {', '.join(PARTS)}")
-    return parts
-
-
 @click.command()
 @click.option(
     "--quick",
@@ -60,13 +46,14 @@ def _parts(_context: click.Context, _option: click.Parameter, text: str) -> tupl
     help="Run a short form with the current interpreter, to test the benchmark itself.",
 )
 @click.option(
-    "--only", default=",".join(PARTS), show_default=True, callback=_parts, help="Measure only these parts."
+    "--only", type=click.Choice(list(PARTS)), multiple=True, help="Measure only this part; repeatable."
 )
 @click.option("--backend", type=click.Choice(["nft", "legacy", "both"]), default="both", show_default=True)
 @click.option("--sizes", default="", callback=_sizes, help="Services x endpoints, such as 0x1,5000x10.")
-@click.option("--services", default="", callback=_numbers, help="Numbers of Services for first packets.")
+@click.option(
+    "--services", type=click.IntRange(1), multiple=True, help="Services for first packets; repeatable."
+)
 @click.option("--runs", type=click.IntRange(1), help="Starts of each size.  [default: 2 to 5]")
-@click.option("--limit", type=click.FloatRange(1), help="Maximum seconds of one start.  [default: 300]")
 @click.option(
     "--against",
     metavar="REVISION",
@@ -91,7 +78,6 @@ def main(
     sizes: tuple[Size, ...],
     services: tuple[int, ...],
     runs: int | None,
-    limit: float | None,
     against: str | None,
     peer: str | None,
     out: Path,
@@ -101,9 +87,9 @@ def main(
     Needs root and an otherwise idle machine. Takes 25 minutes, twice that with --against or --peer.
     """
     scale, effort = (QUICK_SCALE, QUICK) if quick else (FULL_SCALE, Effort())
-    effort = effort._replace(runs=runs or effort.runs, limit=limit or effort.limit)
+    effort = effort._replace(runs=runs or effort.runs)
     scale = scale.with_sizes(sizes) if sizes else scale
-    steps = plan.steps(scale._replace(services=services or scale.services), only, effort)
+    steps = plan.steps(scale._replace(services=services or scale.services), only or PARTS, effort)
     report = new_report()
     try:
         with ExitStack() as stack:
@@ -182,7 +168,7 @@ def _variants(step: Step, backend: str, program: Program) -> Iterator[Program]:
 
 
 def _noting(report: Report, backend: str, step: Step, program: Program) -> Callable[[Measured], None]:
-    starts = (figures.START, figures.START_CPU, figures.RECEIVED, figures.FIRST_LIST)
+    starts = (figures.START, figures.START_CPU, figures.FIRST_LIST)
 
     def note(measured: Measured) -> None:
         name, unit, runs, of_tools = measured
@@ -205,7 +191,6 @@ def _name(program: Program) -> str:
 
 def _publish(report: Report, out: Path) -> None:
     """Print the table and write the files, even if the measurements are incomplete."""
-    report.figures += figures.growth(report.figures)
     out.mkdir(parents=True, exist_ok=True)
     table = "\n".join(as_table(report)) + "\n"
     (out / "bench.txt").write_text(table)

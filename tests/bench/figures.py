@@ -20,21 +20,13 @@ PROGRAMS = (OURS, BEFORE, PEER, ALONE)
 START, START_CPU, CHANGE = "start", "CPU of a start", "one endpoint changed"
 FIRST_LIST, HELP = "first list requested", "run --help"
 MEMORY, PEAK = "memory", "memory, peak"
-RECEIVED = "received at a start"
 IDLE, CHURN = "CPU of an idle minute", "CPU of 1000 changes"
 DUMP, TRACE, EXPLAIN = "dump-rules of a service", "trace to a service", "explain of a service"
 CHECK, DIFF, DIFF_AGENT = "check", "diff", "diff, objects of the agent"
-CHECK_REQUESTS, DIFF_REQUESTS = "check, requests", "diff, requests"
 REPAIR_HALF, REPAIR_ALL = "repair, half serve", "repair, all serve"
-FIRST, FIRST_SLOW = "first packet, p50", "first packet, p99"
-PAST, PAST_SLOW = "past the rules, p50", "past the rules, p99"
-POD, POD_SLOW = "without rules, p50", "without rules, p99"
-GROWTH = "time per rule"
+FIRST, PAST, POD = "first packet", "past the rules", "without rules"
 #: Endpoints of each Service in first-packet measurements.
 FIRST_ENDPOINTS = 2
-#: Compare the time per rule with that of this size.
-GROWTH_FROM = Size(5000, 10)
-_NOTHING = Size(0, 1)
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -71,42 +63,12 @@ def of_program(figure: Figure, program: str, figures: Sequence[Figure]) -> Itera
             yield other
 
 
-def growth(figures: Sequence[Figure]) -> Iterator[Figure]:
-    """Yield the time per rule of the starts with more rules, as a ratio to that at 5000 x 10.
-
-    The time of a start without Services is not counted. The tools alone have at least 1.
-    """
-    starts = [item for item in figures if item.name == START and not item.variant]
-    for backend in dict.fromkeys(item.backend for item in starts):
-        for program in PROGRAMS:
-            seconds = {
-                item.size: item.value for item in starts if (item.backend, item.program) == (backend, program)
-            }
-            yield from _growth(backend, program, seconds)
-
-
-def _growth(backend: str, program: str, seconds: dict[Size, float]) -> Iterator[Figure]:
-    idle = seconds.get(_NOTHING, 0.0)
-    if GROWTH_FROM not in seconds:
-        return
-    least = (seconds[GROWTH_FROM] - idle) / GROWTH_FROM.rules
-    for size, value in seconds.items():
-        if size.rules > GROWTH_FROM.rules and least > 0:
-            ratio = (value - idle) / size.rules / least
-            ratio = max(ratio, 1.0) if program == ALONE else ratio
-            yield Figure(backend, GROWTH, size, program, "", "x", (ratio,))
-
-
 def show(value: float, unit: str) -> str:
     """Format a value with its unit, with about three digits."""
     if unit == "us":
         return f"{value:.1f} µs"
     if unit == "MB":
         return f"{value:.0f} MB" if value >= 20 else f"{value:.2f} MB"
-    if unit == "x":
-        return f"{value:.2f} x"
-    if unit == "n":
-        return f"{value:.0f}"
     return f"{value:.3f} s" if value < 1 else f"{value:.2f} s"
 
 
@@ -173,8 +135,6 @@ TARGETS = (
             Target(backend, MEMORY, _NONE, 45),
             Target(backend, MEMORY, _BIG, 100),
             Target(backend, MEMORY, _HUGE, 140),
-            Target(backend, GROWTH, _HUGE, 1.3, ALONE),
-            Target(backend, GROWTH, _MANY, 1.3, ALONE),
             Target(backend, CHECK, _HUGE, 1.5, ALONE, 1.0),
             Target(backend, DIFF, _HUGE, 2.0, ALONE, 2.0),
             Target(backend, DIFF_AGENT, _HUGE, 2.0, ALONE, 2.0),

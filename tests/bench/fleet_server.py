@@ -16,11 +16,11 @@ from unittest import mock
 from pykubeproxy.lab.api import Object
 from pykubeproxy.lab.apiserver import ApiServer, Sandbox, Store
 from pykubeproxy.lab.apiserver import store as store_module
-from pykubeproxy.objects import EndpointSlice, Family, Node, Service
+from pykubeproxy.objects import Family, Node
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.cluster import certificate
-from tests.fleet import FleetNode, NodeKind, Size, cluster, nodes, saved, tables
+from tests.fleet import FleetNode, NodeKind, Size, cluster, nodes, objects, saved, tables
 
 FAILING, HANGING = "node11", "node12"
 # The Services whose last endpoint the stale nodes do not have.
@@ -35,12 +35,12 @@ def main(number: str, directory: str) -> None:
     stop = (signal.SIGTERM, signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_BLOCK, stop)  # before any thread begins
     folder, size = Path(directory), Size(int(number))
-    objects, before = cluster(size), cluster(size, _CHANGED)
+    current, before = cluster(size), cluster(size, _CHANGED)
     store = Store()
     with mock.patch.object(store_module, "now", return_value=_CREATED):
-        store.load(_objects(size, objects))
+        store.load(_objects(size))
     for one in nodes(size):
-        _write_programs(folder / one.node.name, one, before if one.kind is NodeKind.STALE else objects)
+        _write_programs(folder / one.node.name, one, before if one.kind is NodeKind.STALE else current)
     gc.freeze()
 
     def sandbox(pod: Object) -> Sandbox:
@@ -85,62 +85,11 @@ def _saved(one: FleetNode, rules: Ruleset) -> str:
     return first + "".join(f"{count}{text}" for count, text in zip(counts, others, strict=True))
 
 
-def _objects(size: Size, objects: Cluster) -> Iterator[Object]:
-    for service in objects.services():
-        yield _service(service)
-        yield from map(_slice, objects.all_slices_of(service.key))
+def _objects(size: Size) -> Iterator[Object]:
+    yield from objects(size)
     for one in nodes(size):
         yield _node(one.node)
         yield _pod(one)
-
-
-def _service(service: Service) -> Object:
-    port = service.ports[0]
-    spec: Object = {
-        "type": service.type,
-        "clusterIP": service.cluster_ips[0],
-        "clusterIPs": list(service.cluster_ips),
-        "ports": [
-            {
-                "name": port.name,
-                "protocol": port.protocol.value,
-                "port": port.port,
-                "nodePort": port.node_port,
-            }
-        ],
-    }
-    if service.external_local:
-        spec["externalTrafficPolicy"] = "Local"
-    if service.affinity_seconds:
-        timeout = {"timeoutSeconds": service.affinity_seconds}
-        spec |= {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": timeout}}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"namespace": service.namespace, "name": service.name},
-        "spec": spec,
-        "status": {"loadBalancer": {"ingress": [{"ip": item} for item in service.load_balancer_ips]}},
-    }
-
-
-def _slice(one: EndpointSlice) -> Object:
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {
-            "namespace": one.namespace,
-            "name": one.name,
-            "labels": {"kubernetes.io/service-name": one.service},
-        },
-        "addressType": (one.family or Family.IPV4).value,
-        "ports": [
-            {"name": item.name, "protocol": item.protocol.value, "port": item.port} for item in one.ports
-        ],
-        "endpoints": [
-            {"addresses": [item.address], "nodeName": item.node_name, "conditions": {"ready": True}}
-            for item in one.endpoints
-        ],
-    }
 
 
 def _node(node: Node) -> Object:

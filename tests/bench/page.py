@@ -23,7 +23,7 @@ def draw(figures: Sequence[Figure], folder: Path) -> list[Path]:
     if not importlib.util.find_spec("matplotlib"):
         print("no curves: matplotlib is not installed; run pip install --group bench", file=sys.stderr)
         return []
-    starts = [item for item in figures if item.size.endpoints == f.GROWTH_FROM.endpoints and not item.variant]
+    starts = [item for item in figures if item.size.endpoints == _BIG.endpoints and not item.variant]
     curves = {
         folder / "start.png": ("seconds from the start to all rules", _lines(starts, f.START)),
         folder / "memory.png": ("MB after a start", _lines(starts, f.MEMORY)),
@@ -154,11 +154,7 @@ def read(reports: Iterable[bytes]) -> Report:
         together.notes += content["notes"]
         for item in content["figures"]:
             fields = {name: item[name] for name in Figure.__struct_fields__}
-            if item["name"] != f.GROWTH:
-                together.add(
-                    Figure(**fields | {"size": Size.read(item["size"]), "runs": tuple(item["runs"])})
-                )
-    together.figures += f.growth(together.figures)
+            together.add(Figure(**fields | {"size": Size.read(item["size"]), "runs": tuple(item["runs"])}))
     return together
 
 

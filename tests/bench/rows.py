@@ -1,11 +1,11 @@
 """Measure a running program: starts, changes, repairs and commands, in the units that `figures` names."""
 
 import re
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from pykubeproxy.kernel import nftables
@@ -169,8 +169,6 @@ _CHECK_SECONDS = 0.005
 # The resources that a proxy lists first, in any order.
 _LISTS = ("/services?", "/endpointslices?", "/nodes?")
 
-_REQUESTS = {f.CHECK: f.CHECK_REQUESTS, f.DIFF: f.DIFF_REQUESTS}
-
 
 class Measured(NamedTuple):
     """The name, the unit and the values of a figure; `alone` if it is that of the tools alone."""
@@ -214,7 +212,6 @@ def measure(
             run = Run(there, program, process, effort)
             yield Measured(f.START, "s", (until_programmed(run),))
             yield Measured(f.START_CPU, "s", (process.cpu_seconds(),))
-            yield Measured(f.RECEIVED, "MB", (_received(node),))
             yield Measured(f.FIRST_LIST, "s", (_first_list(run),))
             yield from _running(run, rows)
         if "change" in rows and program.name == f.OURS:  # with the tables that the program left
@@ -275,11 +272,8 @@ def _inspected(run: Run, rows: frozenset[str]) -> Iterator[Measured]:
         for name, arguments in inspections.items():
             # check may have a finding about the machine, such as a kernel without a feature.
             codes = (0, 1) if name == f.CHECK else (0,)
-            started = time.monotonic()
             yield Measured(name, "s", (_seconds(run.place, run.program, *arguments, codes=codes),))
             yield Measured(name, "s", (saved,), alone=True)
-            if name in _REQUESTS:
-                yield Measured(_REQUESTS[name], "n", (float(len(run.place.cluster.requests(started))),))
     if "repair" in rows:
         run.process.wait_quiet(run.effort.quiet)
         half, everything = after_flush(run.place, run.process.check, run.effort.limit)
@@ -313,14 +307,6 @@ def _first_list(run: Run) -> float:
     """Return the seconds from the start of the process until the API server got its first request for a list."""
     requests = run.place.cluster.requests(run.process.started)
     return min(at for at, path in requests if any(item in path for item in _LISTS)) - run.process.started
-
-
-def _received(node: Namespace) -> float:
-    """Return the megabytes of all packets that the node has received."""
-    with node.entered():
-        lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
-    (counts,) = (line.split() for line in lines if line.lstrip().startswith("eth0:"))
-    return int(counts[1]) / 1e6
 
 
 def _changes(run: Run) -> Iterator[float]:
@@ -381,7 +367,7 @@ def _churn(run: Run) -> float:
 
 
 def _first_packets(run: Run) -> Iterator[Measured]:
-    """Yield the microseconds of a TCP connect, p50 and p99.
+    """Yield the median microseconds of a TCP connect, of some rounds.
 
     Connect to Services, to pods from the same node (past the rules of all Services), and to pods from a node without
     rules.
@@ -389,14 +375,6 @@ def _first_packets(run: Run) -> Iterator[Measured]:
     run.process.wait_quiet(run.effort.quiet)
     services, pods = workload.draw(run.size, run.effort.connects)
     routes = ((run.place.node, services), (run.place.node, pods), (run.place.testbed.bare, pods))
-    names = ((f.FIRST, f.FIRST_SLOW), (f.PAST, f.PAST_SLOW), (f.POD, f.POD_SLOW))
-    figures: dict[str, list[float]] = {name: [] for pair in names for name in pair}
-    for _ in range(run.effort.rounds):
-        for taken, (typical, slow) in zip(
-            connects.compare(run.place.testbed.pods, routes), names, strict=True
-        ):
-            taken.sort()
-            figures[typical].append(taken[len(taken) // 2] / 1000)
-            figures[slow].append(taken[len(taken) * 99 // 100] / 1000)
-    for name, values in figures.items():
-        yield Measured(name, "us", tuple(values))
+    rounds = [connects.compare(run.place.testbed.pods, routes) for _ in range(run.effort.rounds)]
+    for name, taken in zip((f.FIRST, f.PAST, f.POD), zip(*rounds, strict=True), strict=True):
+        yield Measured(name, "us", tuple(statistics.median(times) / 1000 for times in taken))

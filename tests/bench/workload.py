@@ -42,11 +42,6 @@ class Size(NamedTuple):
         """Return the approximate number of chains."""
         return self.services * (self.endpoints + 1)
 
-    @property
-    def rules(self) -> int:
-        """Return the approximate number of rules: three for each endpoint, two for each Service."""
-        return self.services * (3 * self.endpoints + 2)
-
     @classmethod
     def read(cls, text: str) -> "Size":
         """Parse text such as 5000x10. Raise ValueError."""

@@ -53,6 +53,13 @@ def pages() -> Iterator[str]:
             yield f"### {held.__name__}\n\n{_summary(held)}\n\n{_fields(held)}"
 
 
+def section(kind: type[msgspec.Struct]) -> Iterator[str]:
+    """Yield the reference of a struct and of those in it."""
+    for held in _structs(kind):
+        heading = "" if held is kind else f"### {held.__name__}\n\n"
+        yield f"{heading}{_summary(held)}\n\n{_fields(held)}"
+
+
 def kind_of(report: type[Report]) -> str:
     """Return the value of `kind`."""
     return str(report.__struct_config__.tag)

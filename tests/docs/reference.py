@@ -6,12 +6,9 @@ import inspect
 import itertools
 import json
 import re
-import types
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import click
-import msgspec
 
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.bundle import layout
@@ -29,6 +26,7 @@ from pykubeproxy.report.document import Report
 from pykubeproxy.services.ports import FrontendKind
 from tests.docs import json_reference
 from tests.docs.pages import DOCS
+from tests.docs.states import states_of_tables
 from tests.fakes.three_nodes import ThreeNodes
 
 _MARK = "<!-- Generated from the code by `make docs`. Do not edit: changes are overwritten. -->"
@@ -262,12 +260,8 @@ def json_forms() -> str:
 def bundle() -> str:
     """Return docs/reference/bundle.md."""
     rows = ((f"`{name}`", f"{text[0].upper()}{text[1:]}.") for name, text in layout.FILES.items())
-    parts = [_BUNDLE, _table(("file", "what it holds"), rows), _NOT_IN_BUNDLE]
-    parts.extend(_paragraphs(layout.Manifest))
-    parts.append(f"```text\n{_outline(layout.Manifest)}\n```\n")
-    parts.append("An entry of `files`:\n")
-    parts.extend(_paragraphs(layout.BundledFile))
-    return "\n".join(parts)
+    manifest = json_reference.section(layout.Manifest)
+    return "\n".join([_BUNDLE, _table(("file", "what it holds"), rows), _NOT_IN_BUNDLE, *manifest])
 
 
 _FORMS: dict[str, Callable[..., object]] = {
@@ -290,28 +284,6 @@ def _paragraphs(documented: object) -> Iterator[str]:
 
 def _camel(name: str) -> str:
     return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
-
-
-def _outline(kind: object, indent: str = "") -> str:
-    """Return the outline of a type's JSON form."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        inner = indent + "  "
-        fields = (
-            f'{inner}"{field.encode_name}": {_outline(field.type, inner)}'
-            for field in msgspec.structs.fields(kind)
-        )
-        return "{\n" + ",\n".join(fields) + f"\n{indent}}}"
-    if origin in (tuple, list, Sequence):
-        return f"[{_outline(arguments[0], indent)}]"
-    if origin in (dict, Mapping):
-        return f"{{{_outline(arguments[0], indent)}: {_outline(arguments[1], indent)}}}"
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_outline(argument, indent) for argument in arguments)
-    return _TYPE_NAMES.get(kind, "string")
-
-
-_TYPE_NAMES: dict[object, str] = {int: "number", float: "number", bool: "true or false", type(None): "null"}
 
 
 def _code(text: str, prefix: str = "") -> str:
@@ -340,6 +312,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/json.md": json_forms,
     "reference/bundle.md": bundle,
     "assets/trace.svg": traced_path,
+    "assets/work.svg": states_of_tables,
     **{
         f"reference/schemas/{json_reference.kind_of(report)}.json": functools.partial(_schema, report)
         for report in json_reference.REPORTS

@@ -103,24 +103,6 @@ def test_documents_are_valid(page: Path) -> None:
                     assert not loaded.warnings, f"{name(page)}:{block.line}"
 
 
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        ("pykubeproxy run --config x --v=2 --once", ""),
-        ("sudo pykubeproxy lab exec node1 -- ls -la", ""),
-        ("pykubeproxy dump-rule", "dump-rule"),
-        ("kubectl get pods | .venv/bin/pykubeproxy render -f - --famly ipv4", "--famly"),
-        ("sudo make test  # all of it", ""),
-        ("make tests", "tests"),
-        ("kubectl -n kube-system exec x -- pykubeproxy statsu", "statsu"),
-        ("kubectl apply -k manifests/overlays/none", "manifests/overlays/none"),
-    ],
-)
-def test_what_is_wrong(text: str, wrong: str) -> None:
-    """Commands are found behind pipes and sudo, and told from their comments."""
-    assert "".join(wrong_command(words) or wrong_path(words) for words in commands(text)) == wrong
-
-
 @pytest.mark.parametrize("page", [pytest.param(page, id=name(page)) for page in sorted(ROOT.glob("*.md"))])
 def test_links_lead_somewhere(page: Path) -> None:
     """Those of the pages beside the code; for the others the building of the site makes sure."""

@@ -72,18 +72,3 @@ def disagreement(example: Example, session: Session) -> str:
         return ""
     shown = "\n".join(example.output)
     return f"$ {example.command}\nexits {status} and prints\n{output}\nwhere the page has\n{shown}"
-
-
-@pytest.mark.parametrize(
-    ("expected", "output", "same"),
-    [
-        (("33.3%  10.244.1.2:8080",), "  50.0%  10.244.2.7:80\n", True),
-        (("web is ready",), "web is gone\n", False),
-        (("web …", "…", "the end"), "web is\na\nb\nthe end\n", True),
-        (("web …", "…", "the end"), "web is\na\nb\nan end\n", False),
-        (("one line",), "one line\nand another\n", False),
-    ],
-)
-def test_what_agrees(expected: tuple[str, ...], output: str, same: bool) -> None:
-    """Numbers may differ and words may not; an ellipsis stands for what is left out."""
-    assert agrees(expected, output) is same

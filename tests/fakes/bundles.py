@@ -5,16 +5,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from pykubeproxy.bundle import layout
-from pykubeproxy.bundle.layout import Manifest, SavedAddress, SavedRoute, tables_file
+from pykubeproxy.bundle.layout import Manifest, tables_file
 from pykubeproxy.bundle.write import BundleSection, Content, collected, write_bundle
 from pykubeproxy.config import dump
+from pykubeproxy.kernel.network import LocalAddress, TableRoute
 from pykubeproxy.objects import Family
 from pykubeproxy.pages import servicez
 from pykubeproxy.pages.servicez import NodeObjects, ObjectDocument
 from tests.cases import ADDRESSES, cluster_of, config_of, load_case, node_of
 
 NODE, TIME = "node1", "2026-01-31T12:00:00Z"
-ROUTES = (SavedRoute(254, "10.244.1.0/24", interface="cni0"), SavedRoute(254, "0.0.0.0/0", interface="eth0"))
+ROUTES = (TableRoute(254, "10.244.1.0/24", interface="cni0"), TableRoute(254, "0.0.0.0/0", interface="eth0"))
 
 
 def section(name: str, text: bytes) -> BundleSection:
@@ -43,7 +44,7 @@ def sections_of(name: str, tables: dict[str, str], *, with_objects: bool = True)
     """The sections of the node of a case with these tables, by name of the file."""
     case = load_case(name)
     found = [section(file, text.encode()) for file, text in tables.items()]
-    addresses = [SavedAddress(it, 24, "eth0") for it in ADDRESSES]
+    addresses = [LocalAddress(it, 24, "eth0") for it in ADDRESSES]
     found.append(BundleSection(layout.ADDRESSES, "test", lambda content: content.write_json(addresses)))
     found.append(BundleSection(layout.ROUTES, "test", lambda content: content.write_json(ROUTES)))
     if with_objects:

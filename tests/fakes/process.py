@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,16 +58,21 @@ def inside_a_namespace(*addresses: str) -> Iterator[str]:
 
 @contextmanager
 def running(
-    log: Path | int, *flags: str, environment: Mapping[str, str] | None = None, before: str = ""
+    log: Path | int,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    before: str = "",
+    inside: Sequence[str] = (),
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run an agent that writes its log to a file or descriptor; kill it on exit.
 
-    `before` is Python code that the process runs first, in order to change the program.
+    `before` is Python code that the process runs first, in order to change the program. `inside` is a command that runs
+    another one.
     """
     command = (sys.executable, "-c", f"{before}\n{MAIN}", "run") if before else PROGRAM
     with nullcontext(log) if isinstance(log, int) else log.open("wb") as errors:
         process = subprocess.Popen(
-            [*command, *flags], stderr=errors, env={**os.environ, **(environment or {})}
+            [*inside, *command, *flags], stderr=errors, env={**os.environ, **(environment or {})}
         )
         try:
             yield process

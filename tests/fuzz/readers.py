@@ -25,7 +25,6 @@ from pykubeproxy.inspect.targets import ServiceFilter
 from pykubeproxy.inspect.trace.svg import svg
 from pykubeproxy.kernel import conntrack, leftovers, nfacct, nftables
 from pykubeproxy.kernel.netlink import attributes
-from pykubeproxy.nodes.agent import AgentState
 from pykubeproxy.nodes.objects import agent_objects, context_of
 from pykubeproxy.objects import Family, Kind, Undecodable, Updated, decode, object_meta
 from pykubeproxy.pages import servicez, statusz
@@ -195,7 +194,7 @@ def objects_of_an_agent(raw: bytes) -> None:
     with contextlib.suppress(ValueError, config.ConfigError):
         answer = servicez.decode(raw)
         on = config.load(answer.config.encode(), {}).config
-        source = agent_objects(AgentState(answer.objects, on, ""))
+        source = agent_objects(answer.objects, on)
         here = source.node
         contexts = {entry: context_of(on, here, entry, api_servers=source.api_servers) for entry in Family}
         with contextlib.suppress(LookupError):

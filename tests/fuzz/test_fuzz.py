@@ -35,13 +35,6 @@ def test_saved_inputs_pass(path: Path) -> None:
     TARGETS[path.parent.name].run(path.read_bytes())
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_seeds_are_parsed(name: str) -> None:
-    """The seeds are valid input, so mutations reach deep code."""
-    for seed in TARGETS[name].seeds:
-        TARGETS[name].run(seed)
-
-
 @settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(sequences(SMALL, 6), st.sampled_from(Backend), st.sampled_from(["auto", "tree"]))
 def test_a_hostile_tenant_harms_no_victim(sequence: Sequence, backend: Backend, dispatch: str) -> None:

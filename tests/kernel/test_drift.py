@@ -10,36 +10,31 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pykubeproxy.agent.drift import DriftSchedule, TableReader
 from pykubeproxy.agent.report import SyncReport
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
-from pykubeproxy.config import load
+from pykubeproxy.agent.write import SyncFailed
 from pykubeproxy.kernel import (
     TABLES,
     Backend,
     ExternalWrite,
     Runner,
-    WatchedTables,
     netlink,
     open_iptables,
     watch_tables,
 )
 from pykubeproxy.kernel.legacy import legacy_tables
-from pykubeproxy.kernel.restore import RestoreSession
-from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed
+from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Listed
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.drift import TableDrift
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.services.cluster import Cluster
 from tests.fakes.drift import scope
 from tests.fakes.follower import eventually
+from tests.fakes.synced import SyncedFamily, flags_context
 from tests.objects import service, slice_of
-from tests.strategies import NODE
 
 pytestmark = pytest.mark.root
 
@@ -58,11 +53,6 @@ COMMIT
 COMMIT
 """
 PREROUTING = ChainKey("nat", "PREROUTING")
-DOCUMENT = {
-    "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-    "kind": "KubeProxyConfiguration",
-    "clusterCIDR": "10.244.0.0/16,fd00:10:244::/64",
-}
 
 
 class Node:
@@ -78,10 +68,10 @@ class Node:
             backend, family, Runner(environment=self.runner.environment, started=self.watch.command_started)
         )
         self.family = family
-        self.tables = FamilyTables(
-            WatchedTables(self.real, self.watch), 200 if backend is Backend.NFT else None
-        )
-        self.cluster = Cluster()
+        self.watched = msgspec.structs.replace(self.real, own_writes=self.watch.own_writes)
+        context = flags_context(family, False, cluster_cidr="10.244.0.0/16,fd00:10:244::/64")
+        self.synced = SyncedFamily(context=context, live=self.watched)
+        self.tables = self.synced.tables
         four = family is Family.IPV4
         made = [
             (
@@ -91,9 +81,10 @@ class Node:
             for n, name in enumerate(("a", "b", "c", "d"), 1)
         ]
         # The last service has no endpoints, so table filter has a rule.
-        self.cluster.apply(Listed(Kind.SERVICE, tuple(it for it, _ in made)))
-        self.cluster.apply(Listed(Kind.ENDPOINT_SLICE, tuple(it for _, it in made[:-1])))
-        self.sync()
+        self.sync(
+            Listed(Kind.SERVICE, tuple(it for it, _ in made)),
+            Listed(Kind.ENDPOINT_SLICE, tuple(it for _, it in made[:-1])),
+        )
         assert self.external_writes == []
         threading.Thread(target=self.watch.run, daemon=True).start()
         self.before = self.real.save()
@@ -105,11 +96,8 @@ class Node:
         outcome = self.runner.run((command, *arguments), text)
         assert outcome.exit_code == 0, outcome.stderr
 
-    def sync(self, *touched: Key) -> SyncReport:
-        rules_context = rule_context(
-            load(DOCUMENT, {}).config, NODE, None, KernelFacts(nfacct=False), self.family
-        )
-        report = self.tables.sync(self.cluster, Changes(touched), rules_context)
+    def sync(self, *events: Event) -> SyncReport:
+        report = self.synced.sync(*events)
         self.watch.synced(self.family, report.table_counts)
         return report
 
@@ -277,10 +265,9 @@ def test_a_sync_reports_no_external_write(node: Node, full: bool) -> None:
     node.run("", "-t", "nat", "-A", "PREROUTING", "-j", "CNI-HOSTPORT")
     eventually(lambda: node.external_writes or node.real.backend is Backend.NFT)
     node.external_writes.clear()
-    node.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "c")))
     if full:
         node.tables.work.distrust()
-    node.sync(Key("ns", "c"))
+    node.sync(Deleted(Kind.SERVICE, Key("ns", "c")))
     assert node.external_writes == []
 
 
@@ -306,12 +293,14 @@ def test_a_write_between_read_and_write_of_a_full_sync_is_reported(node: Node) -
 
 _WATCHER = r"""
 import sys, threading
-from pykubeproxy.kernel import Backend, Runner, WatchedTables, open_iptables, watch_tables
+from msgspec.structs import replace
+from pykubeproxy.kernel import Backend, Runner, open_iptables, watch_tables
 from pykubeproxy.objects import Family
 writes = []
 watch = watch_tables(Backend.NFT, writes.append)
 threading.Thread(target=watch.run, daemon=True).start()
-tables = WatchedTables(open_iptables(Backend.NFT, Family.IPV4, Runner(started=watch.command_started)), watch)
+tables = open_iptables(Backend.NFT, Family.IPV4, Runner(started=watch.command_started))
+tables = replace(tables, own_writes=watch.own_writes)
 for n in range(10):
     tables.restore(f"*nat\n:KUBE-SVC-{n} - [0:0]\n-A KUBE-SVC-{n} -j RETURN\nCOMMIT\n")
 print(len(writes), flush=True)
@@ -348,10 +337,8 @@ def test_own_writes_are_not_reported(node: Node) -> None:
         long = long.replace("-s 10.", "-s fd00::").replace(".0/24", "/128").replace(".", ":")
     for text in ("", long):
         with_text = f"*nat\n:KUBE-SVC-LONG - [0:0]\n{text}-A KUBE-SVC-LONG -j RETURN\nCOMMIT\n"
-        WatchedTables(node.real, node.watch).restore(with_text)
-        WatchedTables(node.real, node.watch).restore(
-            "*nat\n:KUBE-SVC-LONG - [0:0]\n-X KUBE-SVC-LONG\nCOMMIT\n"
-        )
+        node.watched.restore(with_text)
+        node.watched.restore("*nat\n:KUBE-SVC-LONG - [0:0]\n-X KUBE-SVC-LONG\nCOMMIT\n")
     assert node.external_writes == []
     node.run("", "-t", "nat", "-D", "KUBE-SERVICES", "1")
     assert node.repair() == {"nat": TableDrift("nat", rules=1)}
@@ -380,23 +367,38 @@ def test_a_watch_that_failed_after_our_own_write_reports_others(
     eventually(lambda: bool(node.external_writes), 5)
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failing_watch_fails_the_sync(node: Node, when: str) -> None:
+    """The error is a SyncFailed, so the agent retries instead of ending."""
+
+    @contextmanager
+    def failing(family: Family) -> Iterator[Callable[[str], None]]:
+        if when == "after":
+            with node.watch.own_writes(family) as note:
+                yield note
+        raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    node.tables._tables = msgspec.structs.replace(node.watched, own_writes=failing)
+    with pytest.raises(SyncFailed, match="cannot watch the tables while writing to them: No buffer space"):
+        node.sync(Deleted(Kind.SERVICE, Key("ns", "c")))
+    node.tables._tables = node.watched
+    node.sync()
+    node.tables.work.distrust()
+    assert not node.sync().wrote
+
+
 def test_a_write_right_after_our_own_is_reported(node: Node) -> None:
     """Also if it comes before the agent reads the tables."""
 
-    class TamperedTables:
-        def __getattr__(self, name: str) -> object:
-            return getattr(node.real, name)
-
-        @contextmanager
-        def session(self, seconds: float | None = None) -> Iterator[RestoreSession]:
-            with node.real.session(seconds) as session:
-                yield session
+    @contextmanager
+    def then_tampered(family: Family) -> Iterator[Callable[[str], None]]:
+        with node.watch.own_writes(family) as note:
+            yield note
             node.run("", "-t", "nat", "-D", "KUBE-POSTROUTING", "1")
 
-    node.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "c")))
-    tables, node.tables._tables = node.tables._tables, WatchedTables(TamperedTables(), node.watch)  # type: ignore[arg-type]
-    node.sync(Key("ns", "c"))
-    node.tables._tables = tables
+    node.tables._tables = msgspec.structs.replace(node.watched, own_writes=then_tampered)
+    node.sync(Deleted(Kind.SERVICE, Key("ns", "c")))
+    node.tables._tables = node.watched
     assert node.repair() == {"nat": TableDrift("nat", rules=1)}
 
 

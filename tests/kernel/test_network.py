@@ -47,12 +47,6 @@ def test_lists_addresses_by_family(ip: Callable[..., None]) -> None:
     }
 
 
-def test_point_to_point_link_gives_the_local_address(ip: Callable[..., None]) -> None:
-    """The peer's address is not listed."""
-    ip("addr", "add", "10.1.1.1", "peer", "10.1.1.2/32", "dev", "eth9")
-    assert LocalAddress("10.1.1.1", 32, "eth9") in local_addresses(Family.IPV4)
-
-
 def test_netlink_failure_is_a_kernel_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors of the socket and of the kernel become KernelError."""
 
@@ -136,7 +130,8 @@ def test_reads_what_pyroute2_reads(ip: Callable[..., None], family: Family) -> N
         ]
     assert list(network.all_routes(family)) == expected
     in_main = [(routed.network, routed.interface) for routed in expected if routed.table == 254]
-    assert list(network.routes(family)) == list(dict.fromkeys(in_main))
+    first_hops = [(routed.network, routed.interface) for routed in network.routes(family)]
+    assert first_hops == list(dict.fromkeys(in_main))
 
 
 def as_read(message: Any, names: dict[int, str], family: Family) -> list[TableRoute]:

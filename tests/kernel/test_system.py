@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.kernel import Runner, network, system
+from pykubeproxy.kernel import Runner, system
 
 
 @pytest.mark.root
@@ -83,14 +83,6 @@ def test_process_by_pid() -> None:
     assert found is not None
     assert found.arguments == tuple(Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0"))
     assert system.process(2**22 + 1) is None
-
-
-@pytest.mark.root
-def test_interfaces(inside: str, runner: Runner) -> None:
-    """An interface has a name and a kind."""
-    runner.run(("ip", "link", "add", "name", "cni0", "type", "bridge"))
-    found = {interface.name: interface.kind for interface in network.interfaces()}
-    assert (found["lo"], found["cni0"]) == ("", "bridge")
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ def empty(tables: Iptables) -> None:
 
 def host_of(network: LinkedNode, family: Family) -> NodeNetwork:
     with network.places["node"].entered():
-        ways = tuple(NodeRoute(*route) for route in routes(family))
+        ways = tuple(NodeRoute(route.network, route.interface) for route in routes(family))
         return NodeNetwork(frozenset(local.address for local in local_addresses(family)), ways)
 
 

@@ -1,117 +1,66 @@
-"""A node with UDP pods and a client that keeps its source port, in network namespaces."""
+"""A node whose agent cleans flows, and a UDP client that keeps its source port, in the network of node_network.py."""
 
 import contextlib
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
-from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Runner, open_iptables
-from pykubeproxy.lab.network import Namespace
 from pykubeproxy.objects import EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Service, Updated
-from pykubeproxy.rules.context import KernelFacts, rule_context
-from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import NodePortAddresses
+from tests.fakes.synced import SyncedFamily
+from tests.kernel.node_network import NODE, PODS, LinkedNode
 from tests.objects import service, slice_of
 
-VIP = {Family.IPV4: "10.96.0.53", Family.IPV6: "fd96::53"}
-OTHER_VIP = {Family.IPV4: "10.96.0.54", Family.IPV6: "fd96::54"}
-# Addresses on the link to each namespace: the node's and the namespace's.
-_CABLES = {
-    Family.IPV4: lambda number, side: f"10.244.{number}.{side}",
-    Family.IPV6: lambda number, side: f"fd24:{number}::{side}",
-}
-_LENGTH = {Family.IPV4: 24, Family.IPV6: 64}
+# No other host has these addresses, so packets to them get no answer without rules.
+VIP = {Family.IPV4: "10.97.0.53", Family.IPV6: "fd97::53"}
+OTHER_VIP = {Family.IPV4: "10.97.0.54", Family.IPV6: "fd97::54"}
 _DOMAIN = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
-_NODE, _INSIDE = 1, 2
 PORT, NODE_PORT = 53, 30053
 
 
 class UdpNode:
-    """A node with a client, pods, tables and a running flow cleaner."""
+    """A node with tables and a running flow cleaner."""
 
     def __init__(
-        self, family: Family, pods: Sequence[str], stack: contextlib.ExitStack, runner: Runner
+        self, family: Family, network: LinkedNode, stack: contextlib.ExitStack, runner: Runner
     ) -> None:
         self.family = family
+        self.node = network.places["node"]
+        self._client = network.places["client"]
         self._stack = stack
-        lab = uuid.uuid4().hex[:8]
-        self.node = self._namespace(lab, "node")
-        self.node.forward()
-        # "world" is the default gateway and never answers.
-        self._places = {name: number for number, name in enumerate(("client", "world", *pods), 1)}
-        self.spaces = {name: self._plug(lab, name) for name in self._places}
-        everything = "::/0" if family is Family.IPV6 else "0.0.0.0/0"
-        self.node.route(everything, via=self.address("world"))
-        for pod in pods:
-            self._answer(pod)
         self.cleaned: list[int] = []
-        self._cluster = Cluster()
-        self._terms = rule_context(load(None, {}).config, "node", None, KernelFacts(nfacct=False), family)
         self.runner = Runner(("ip", "netns", "exec", self.node.name), runner.environment)
-        self._iptables = open_iptables(Backend.NFT, family, self.runner)
+        self._synced = SyncedFamily(live=open_iptables(Backend.NFT, family, self.runner))
         self.start()
 
-    def address(self, name: str, side: int = _INSIDE) -> str:
-        return _CABLES[self.family](self._places[name], side)
+    def address(self, pod: str) -> str:
+        return PODS[pod][self.family]
 
     def start(self) -> None:
         """Replace the agent by a new one that knows only the current objects."""
-        self._tables = FamilyTables(self._iptables, 200)
+        self._synced.restart()
         self._cleaner = FlowCleaner(4, lambda *args: self.cleaned.append(args[2]))
         with self.node.entered():
             threading.Thread(target=self._cleaner.run, daemon=True).start()
 
     def sync(self, *events: Event) -> None:
         """Apply these events in one sync."""
-        touched = set().union(*(self._cluster.apply(event) for event in events))
-        report = self._tables.sync(self._cluster, Changes(touched), self._terms)
-        self._cleaner.synced(report, NodePortAddresses())
+        self._cleaner.synced(self._synced.sync(*events), NodePortAddresses())
 
     def client(self, destination: str, port: int = PORT) -> "Client":
         """Return a client with its own source port."""
-        with self.spaces["client"].entered():
+        with self._client.entered():
             return self._stack.enter_context(Client(_DOMAIN[self.family], destination, port))
 
     def node_address(self) -> str:
         """Return the node's address on the client's link."""
-        return self.address("client", _NODE)
-
-    def _namespace(self, lab: str, role: str) -> Namespace:
-        made = Namespace(lab, role)
-        self._stack.callback(made.remove)
-        return made
-
-    def _plug(self, lab: str, name: str) -> Namespace:
-        space = self._namespace(lab, name)
-        self.node.veth(name, space, "eth0")
-        self.node.address(name, self.address(name, _NODE), _LENGTH[self.family])
-        space.address("eth0", self.address(name), _LENGTH[self.family])
-        space.route("::/0" if self.family is Family.IPV6 else "0.0.0.0/0", via=self.address(name, _NODE))
-        return space
-
-    def _answer(self, pod: str) -> None:
-        """Have a pod answer each packet with its name."""
-        with self.spaces[pod].entered():
-            server = socket.socket(_DOMAIN[self.family], socket.SOCK_DGRAM)
-        self._stack.callback(server.close)
-        server.bind((self.address(pod), PORT))
-        server.settimeout(0.2)
-
-        def body() -> None:
-            while server.fileno() >= 0:
-                with contextlib.suppress(OSError):
-                    _, sender = server.recvfrom(100)
-                    server.sendto(pod.encode(), sender)
-
-        threading.Thread(target=body, daemon=True).start()
+        return NODE[self.family][1]
 
 
 class Client:
@@ -133,7 +82,7 @@ class Client:
         self._socket.settimeout(seconds)
         with contextlib.suppress(OSError):
             self._socket.send(b"who?")
-            return self._socket.recv(100).decode()
+            return self._socket.recv(100).decode().split()[0]
         return ""
 
     def reaches(self, pod: str, seconds: float = 5) -> bool:
@@ -168,6 +117,6 @@ def pods_of(node: UdpNode, *pods: str, service: str = "dns") -> Updated:
 
 
 @contextlib.contextmanager
-def udp_node(family: Family, runner: Runner, *pods: str) -> Iterator[UdpNode]:
-    with contextlib.ExitStack() as stack:
-        yield UdpNode(family, pods, stack, runner)
+def udp_node(family: Family, runner: Runner) -> Iterator[UdpNode]:
+    with LinkedNode(f"u{uuid.uuid4().hex[:8]}") as network, contextlib.ExitStack() as stack:
+        yield UdpNode(family, network, stack, runner)

@@ -53,7 +53,6 @@ def test_runc_is_installed_without_docker(tmp_path: Path) -> None:
 
 PROJECT = Path(__file__).parents[2]
 VAGRANT = PROJECT / "vagrant"
-SCRIPTS = ("tools.sh", "cluster.sh", "fetch.sh")
 # Every fake tool logs its arguments; kind has a cluster if the file kind-cluster exists.
 TOOL = '#!/bin/sh\necho "$(basename "$0") $*" >>"{notes}"\n{more}\n'
 MORE = {"kind": '[ "$1 $2" != "get clusters" ] || [ ! -f "{folder}/kind-cluster" ] || echo kind'}
@@ -159,12 +158,6 @@ def test_keeps_a_download_only_if_its_hash_matches(tmp_path: Path, good: bool) -
     )
     assert (done.returncode == 0, done.stdout == "on\n", target.exists()) == (good, good, good)
     assert [item.name for item in tmp_path.iterdir() if item.name.startswith("target.")] == []
-
-
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
-def test_shellcheck() -> None:
-    """shellcheck accepts all scripts."""
-    subprocess.run(["shellcheck", *SCRIPTS], cwd=VAGRANT, check=True)
 
 
 @pytest.mark.skipif(not shutil.which("ruby"), reason="ruby is not installed")

@@ -25,9 +25,7 @@ ONE_SYNC = 1.0 + 1.5
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[UdpNode]:
-    with udp_node(
-        Family.IPV4, Runner((), {"XTABLES_LOCKFILE": str(tmp_path / "lock")}), "one", "two"
-    ) as made:
+    with udp_node(Family.IPV4, Runner((), {"XTABLES_LOCKFILE": str(tmp_path / "lock")})) as made:
         yield made
 
 
@@ -38,7 +36,7 @@ def api(node: UdpNode, tmp_path: Path) -> Iterator[ApiServer]:
         made.store.create(node_object("node1", node.node_address()))
         ports = [{"port": PORT, "protocol": "UDP", "nodePort": NODE_PORT}]
         made.store.create(service("dns", type="NodePort", clusterIP=VIP[Family.IPV4], ports=ports))
-        made.store.create(dns(node, "one"))
+        made.store.create(dns(node, "pod1"))
         environment = {"XTABLES_LOCKFILE": str(tmp_path / "lock")}
         flags = ("--master", made.url, "--hostname-override=node1", "--iptables-backend=nft")
         with running(tmp_path / "agent.log", *flags, environment=environment):
@@ -62,11 +60,11 @@ def test_clients_reach_a_replacement_pod_within_one_sync(
 ) -> None:
     """Although they never stop sending."""
     client = node.client(node.node_address(), NODE_PORT) if by_node_port else node.client(VIP[Family.IPV4])
-    assert client.reaches("one")
+    assert client.reaches("pod1")
     before = metric(SYNCS)
-    scale(api, node, "two")
+    scale(api, node, "pod2")
     started = time.monotonic()
-    assert client.reaches("two")
+    assert client.reaches("pod2")
     assert time.monotonic() - started < ONE_SYNC
     assert metric(SYNCS) == before + 1
     eventually(lambda: metric("kubeproxy_conntrack_reconciler_deleted_entries_total") >= 1)
@@ -76,14 +74,14 @@ def test_clients_reach_a_replacement_pod_within_one_sync(
 def test_clients_reach_a_service_scaled_to_zero_and_back(api: ApiServer, node: UdpNode) -> None:
     """They are rejected in between."""
     client = node.client(VIP[Family.IPV4])
-    assert client.reaches("one")
+    assert client.reaches("pod1")
     scale(api, node)
     assert client.reaches("", seconds=ONE_SYNC)
     for _ in range(5):
         assert client.ask() == ""
-    scale(api, node, "two")
+    scale(api, node, "pod2")
     started = time.monotonic()
-    assert client.reaches("two")
+    assert client.reaches("pod2")
     assert time.monotonic() - started < ONE_SYNC
 
 
@@ -95,7 +93,7 @@ def test_clients_older_than_the_service_reach_it(api: ApiServer, node: UdpNode) 
     ports = [{"port": PORT, "protocol": "UDP"}]
     api.store.create(service("dns", clusterIP=VIP[Family.IPV4], ports=ports))
     started = time.monotonic()
-    assert client.reaches("one")
+    assert client.reaches("pod1")
     assert time.monotonic() - started < ONE_SYNC
 
 
@@ -104,4 +102,4 @@ def test_clients_from_a_time_without_rules_reach_the_service(api: ApiServer, nod
     client = node.client(VIP[Family.IPV4])
     node.runner.run(("iptables-nft", "-t", "nat", "-F", "KUBE-SERVICES"))
     assert client.ask() == ""
-    assert client.reaches("one")
+    assert client.reaches("pod1")

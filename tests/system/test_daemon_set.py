@@ -186,11 +186,11 @@ def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ConfinedAg
     """After a privileged `--init-only`, an agent with only the required capabilities."""
     backend, config, log = request.param, tmp_path / "config.yaml", tmp_path / "agent.log"
     config.write_text(configuration(backend))
-    with udp_node(Family.IPV4, Runner((), {}), "one", "two") as node, node.node.entered(), server() as api:
+    with udp_node(Family.IPV4, Runner((), {})) as node, node.node.entered(), server() as api:
         api.store.create(node_object("node1", node.node_address()))
         ports = [{"port": PORT, "protocol": "UDP", "nodePort": NODE_PORT}]
         api.store.create(service("dns", type="NodePort", clusterIP=VIP[Family.IPV4], ports=ports))
-        api.store.create(dns(node, "one"))
+        api.store.create(dns(node, "pod1"))
         flags = ("--config", str(config), "--master", api.url, "--hostname-override=node1")
         subprocess.run([*PROGRAM, *flags, "--init-only"], check=True, capture_output=True)
         with confined(log, tmp_path / "lock", NEEDED[backend], *flags) as process:
@@ -209,12 +209,12 @@ def test_an_agent_with_least_privilege_works(agent: ConfinedAgent) -> None:
     """Packets, stale flows, drift, events and a configuration change, without a permission error."""
     node, api = agent.node, agent.api
     clients = node.client(VIP[Family.IPV4]), node.client(node.node_address(), NODE_PORT)
-    assert all(client.reaches("one") for client in clients)
+    assert all(client.reaches("pod1") for client in clients)
 
     # These clients keep their source port, so they reach the new pod only if their flows are deleted.
-    endpoints = dns(node, "two")["endpoints"]
+    endpoints = dns(node, "pod2")["endpoints"]
     api.store.merge_patch(ENDPOINT_SLICES, "default", "dns", {"endpoints": endpoints})
-    assert all(client.reaches("two") for client in clients)
+    assert all(client.reaches("pod2") for client in clients)
 
     main = agent.save.removesuffix("-save")
     for argument in ("-F", "-X"):
@@ -225,7 +225,7 @@ def test_an_agent_with_least_privilege_works(agent: ConfinedAgent) -> None:
         subprocess.run([main, "-t", "nat", argument], check=True, env=environment)
     # Far below the 30 s of the periodic check.
     eventually(lambda: any("--to-destination" in rule for rule in saved(agent.save)), seconds=20)
-    assert node.client(VIP[Family.IPV4]).reaches("two")
+    assert node.client(VIP[Family.IPV4]).reaches("pod2")
 
     port = int(api.url.rpartition(":")[2])
     eventually(lambda: "Starting" in fetch(port, "/apis/events.k8s.io/v1/namespaces/default/events").body)

@@ -5,7 +5,6 @@ The agent is a separate process with real times, except short timeouts for a ser
 
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -15,12 +14,11 @@ from typing import NamedTuple
 import pytest
 
 from pykubeproxy.lab.prober import ProbeTarget
-from pykubeproxy.pages.statusz import decode
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
-from tests.fakes.process import HEALTH, METRICS, answers, dropped, inside_a_namespace, saved
+from tests.fakes.process import HEALTH, METRICS, answers, dropped, inside_a_namespace, running, saved, status
 from tests.fakes.traffic import Traffic, TrafficRoute, echo_command
 
 pytestmark = pytest.mark.root
@@ -37,13 +35,18 @@ SHORT_TIMEOUTS = f"""
 {EARLY_LOG}
 api.Timing = functools.partial(api.Timing, answer=1.5)
 """
-MAIN = """
-from pykubeproxy.cli import main
-main()
-"""
 PODS = ("10.244.0.5", "10.244.0.6")
 # Minimum duration of a fault, and the limit on requests for three kinds of objects.
 FAULT_SECONDS, MAX_REQUESTS_PER_SECOND = 1.5, 20
+
+
+@contextmanager
+def watching(log: Path, api: FaultyApiServer, settings: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run an agent; begin when its rules are written and everything is watched."""
+    with running(log, "--master", api.url, "--hostname-override=node1", before=settings) as agent:
+        eventually(lambda: answers(HEALTH, "/readyz", 200), 30)
+        eventually(lambda: api.watches.running == 3, 30)
+        yield agent
 
 
 class AgentNode:
@@ -66,21 +69,6 @@ class AgentNode:
         self.create("web", "10.96.0.10")
         self.services = 10
 
-    @contextmanager
-    def running(self, settings: str = SHORT_TIMEOUTS) -> Iterator[subprocess.Popen[bytes]]:
-        """Run an agent until its rules are written and everything is watched."""
-        with self.log.open("wb") as log:
-            command = [sys.executable, "-c", settings + MAIN, "run", "--master", self.api.url]
-            agent = subprocess.Popen([*command, "--hostname-override=node1"], stderr=log)
-        try:
-            eventually(lambda: answers(HEALTH, "/readyz", 200), 30)
-            eventually(lambda: self.api.watches.running == 3, 30)
-            yield agent
-        finally:
-            self.api.faults.clear()
-            agent.kill()
-            agent.wait()
-
     def create(self, name: str, address: str) -> None:
         self.api.store.create(service(name, clusterIP=address))
         self.api.store.create(slice_of(name, *PODS))
@@ -95,9 +83,15 @@ class AgentNode:
 
 @pytest.fixture(scope="module")
 def agent_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentNode]:
-    """One node for all faults; each fault has its own agent."""
     with ExitStack() as stack:
         yield AgentNode(tmp_path_factory.mktemp("agent_node"), stack)
+
+
+@pytest.fixture(scope="module")
+def agent(agent_node: AgentNode) -> Iterator[subprocess.Popen[bytes]]:
+    """One agent for all faults."""
+    with watching(agent_node.log, agent_node.api, SHORT_TIMEOUTS) as agent:
+        yield agent
 
 
 class Fault(NamedTuple):
@@ -108,20 +102,10 @@ class Fault(NamedTuple):
     end: Callable[[FaultyApiServer], object] = lambda api: api.faults.clear()
 
 
-def ending_watches(order: Callable[[FaultyApiServer], object]) -> Callable[[FaultyApiServer], object]:
-    """Return a fault that also ends all watches, so that new requests meet it."""
-
-    def begin(api: FaultyApiServer) -> None:
-        order(api)
-        api.faults.end_watches()
-
-    return begin
-
-
 def failing(
     status: int, retry_after: int | None = None, verb: str = ""
 ) -> Callable[[FaultyApiServer], object]:
-    return ending_watches(lambda api: api.faults.fail(status, 100_000, retry_after=retry_after, verb=verb))
+    return lambda api: api.faults.fail(status, 100_000, retry_after=retry_after, verb=verb)
 
 
 def resets(api: FaultyApiServer) -> None:
@@ -132,47 +116,60 @@ def resets(api: FaultyApiServer) -> None:
 
 FAULTS = {
     "away": Fault(lambda api: api.stop(), "Connection refused", lambda api: api.start()),
-    "slow": Fault(ending_watches(lambda api: api.faults.delay(1.2)), ""),
+    "slow": Fault(lambda api: api.faults.delay(1.2), ""),
     "429": Fault(failing(429, retry_after=1), "asks for fewer requests (429"),
     "500": Fault(failing(500), "the API server failed (500"),
     "401": Fault(failing(401), "does not accept the credentials (401"),
     "410": Fault(failing(410, verb="watch"), "too old (410"),
-    "truncated": Fault(ending_watches(lambda api: api.faults.truncate(100_000)), "the API server"),
-    "repeated": Fault(ending_watches(lambda api: api.faults.echo()), ""),
-    "hanging": Fault(ending_watches(lambda api: api.faults.hang()), "no response from"),
+    "truncated": Fault(lambda api: api.faults.truncate(100_000), "the API server"),
+    "repeated": Fault(lambda api: api.faults.echo(), ""),
+    "hanging": Fault(lambda api: api.faults.hang(), "no response from"),
     "resets": Fault(resets, ""),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_agent_recovers(agent_node: AgentNode, name: str) -> None:
+def test_the_agent_recovers(agent_node: AgentNode, agent: subprocess.Popen[bytes], name: str) -> None:
     """Services stay served, and changes during the fault are applied soon after it."""
-    api, fault = agent_node.api, FAULTS[name]
+    api, fault, before = agent_node.api, FAULTS[name], len(agent_node.log.read_text())
     route = TrafficRoute("cluster IP", ProbeTarget("10.96.0.10", 80))
-    with agent_node.running() as agent, Traffic([route]) as traffic:
+    with Traffic([route]) as traffic:
         api.requests.clear()
         begun = time.monotonic()
         fault.begin(api)
+        api.faults.end_watches()  # so that new requests meet the fault
         new_address = agent_node.create_service()
-        eventually(lambda: fault.says in agent_node.log.read_text())
+        eventually(lambda: fault.says in agent_node.log.read_text()[before:])
         time.sleep(max(0.0, begun + FAULT_SECONDS - time.monotonic()))
         duration, requests = time.monotonic() - begun, api.requests.count()
         assert answers(HEALTH, "/livez", 200)
         fault.end(api)
-        ended = time.monotonic()
         eventually(lambda: any(new_address in rule for rule in saved()), 40)
-        recovered = time.monotonic() - ended
         eventually(lambda: api.watches.running == 3, 40)
-        watched = time.monotonic() - ended
-        assert agent.poll() is None
-    print(
-        f"{name}: {requests} requests in {duration:.1f} s; {recovered:.2f} s after its end what came late is served,"
-    )
-    print(f"and after {watched:.2f} s all is watched again\n{traffic}")
+    assert agent.poll() is None
     assert not traffic.failures()
     assert traffic.total() > 50
     assert requests <= MAX_REQUESTS_PER_SECOND * duration
     assert "Traceback" not in agent_node.log.read_text()
+
+
+def test_status_and_metrics_show_failing_watches(
+    agent_node: AgentNode, agent: subprocess.Popen[bytes]
+) -> None:
+    """Only while the fault lasts; the agent stays healthy."""
+
+    def failing_watches() -> set[str]:
+        page = fetch(METRICS, "/metrics").body
+        ages = re.findall(r'^pykubeproxy_unwatched_seconds\{resource="(\w+)"\} (\S+)$', page, re.MULTILINE)
+        assert len(ages) == 3
+        found = {it.objects for it in status().unwatched}
+        return found if found == {name for name, seconds in ages if float(seconds) > 0} else {"in between"}
+
+    eventually(lambda: not failing_watches(), 40)
+    with stopped(agent_node.api):
+        eventually(lambda: failing_watches() == {"services", "endpointslices", "nodes"})
+        assert answers(HEALTH, "/healthz", 200)
+    eventually(lambda: not failing_watches(), 40)
 
 
 @contextmanager
@@ -199,40 +196,19 @@ def unplugged(api: FaultyApiServer) -> Iterator[None]:
     ],
 )
 def test_an_outage_is_one_log_line_and_its_end_another(
-    agent_node: AgentNode,
-    outage: Callable[[FaultyApiServer], AbstractContextManager[None]],
-    reason: str,
+    outage: Callable[[FaultyApiServer], AbstractContextManager[None]], reason: str, tmp_path: Path
 ) -> None:
     """Neither is repeated for each kind of objects."""
-    with agent_node.running(EARLY_LOG):
-        with outage(agent_node.api):
-            eventually(lambda: "api server unavailable" in agent_node.log.read_text(), 20)
-        eventually(lambda: "api server available again" in agent_node.log.read_text(), 20)
-        lines = agent_node.log.read_text().splitlines()
+    log = tmp_path / "log"
+    with inside_a_namespace(), server() as api:
+        api.store.create(node("node1", "192.168.99.10"))
+        with watching(log, api, EARLY_LOG):
+            with outage(api):
+                eventually(lambda: "api server unavailable" in log.read_text(), 20)
+            eventually(lambda: "api server available again" in log.read_text(), 20)
+            lines = log.read_text().splitlines()
     start, end = (line for line in lines if re.search("api server|watch", line))
     assert re.search(reason, start)
     assert re.search("silence=[0-9.]+s", start)
     assert re.search(reason, end)
     assert re.search("after=[0-9.]+s", end)
-
-
-def test_status_and_metrics_show_failing_watches(agent_node: AgentNode) -> None:
-    """Only while the fault lasts; the agent stays healthy."""
-
-    def failing_watches() -> set[str]:
-        status = decode(fetch(METRICS, "/statusz", accept="application/json").body.encode())
-        page = fetch(METRICS, "/metrics").body
-        ages = re.findall(r'^pykubeproxy_unwatched_seconds\{resource="(\w+)"\} (\S+)$', page, re.MULTILINE)
-        assert len(ages) == 3
-        found = {it.objects for it in status.unwatched}
-        return found if found == {name for name, seconds in ages if float(seconds) > 0} else {"in between"}
-
-    with agent_node.running():
-        eventually(lambda: not failing_watches())
-        agent_node.api.stop()
-        try:
-            eventually(lambda: failing_watches() == {"services", "endpointslices", "nodes"})
-            assert answers(HEALTH, "/healthz", 200)
-        finally:
-            agent_node.api.start()
-        eventually(lambda: not failing_watches(), 40)

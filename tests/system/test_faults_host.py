@@ -4,7 +4,6 @@ import ast
 import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,8 +13,7 @@ import pykubeproxy
 from tests.fakes.cluster import service, slice_of
 from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
-from tests.fakes.http_client import fetch
-from tests.fakes.process import HEALTH, METRICS, PROGRAM, answers, saved
+from tests.fakes.process import HEALTH, METRICS, answers, metric, running, saved
 
 # Every read of the wall clock jumps by ten years.
 JUMPING = """
@@ -23,17 +21,9 @@ import itertools, time
 real, real_ns, jumps = time.time, time.time_ns, itertools.cycle((0, 315_000_000, -315_000_000))
 time.time = lambda: real() + next(jumps)
 time.time_ns = lambda: real_ns() + next(jumps) * 10**9
-from pykubeproxy.cli import main
-main()
 """
-# The agent with a log queue of two lines.
-SHORT_QUEUE = (
-    sys.executable,
-    "-c",
-    "from pykubeproxy.cli import logs, main; logs.LogQueue.__init__.__defaults__ = (2,); main()",
-    "run",
-    "-v=4",
-)
+# A log queue of two lines.
+SHORT_QUEUE = "from pykubeproxy.cli import logs; logs.LogQueue.__init__.__defaults__ = (2,)"
 # Modules that read the wall clock, and why: to show or send a time, never to wait for one.
 READERS = {
     "agent/observe/status.py": "the times on the status page",
@@ -68,19 +58,14 @@ def test_an_unwritable_log_does_not_stop_the_agent(api: FaultyApiServer, log: st
     else:
         reading, errors = os.pipe()
         os.close(reading)
-    flags = ["--master", api.url, "--hostname-override=node1", "-v=4"]
     # Buffer log lines, as on a node.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    process = subprocess.Popen([*PROGRAM, *flags], stderr=errors, env=environment)
-    os.close(errors)
-    try:
+    flags = ("--master", api.url, "--hostname-override=node1", "-v=4")
+    with running(errors, *flags, environment={"PYTHONUNBUFFERED": ""}) as process:
+        os.close(errors)
         assert_follows_changes(api, process)
         assert answers(METRICS, "/statusz", 200)
         process.terminate()
         assert process.wait(10) == 0
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.root
@@ -90,34 +75,27 @@ def test_a_stalled_log_reader_does_not_stop_the_agent(api: FaultyApiServer) -> N
     os.set_blocking(writing, False)
     os.write(writing, b"x" * (1 << 20))
     os.set_blocking(writing, True)
-    flags = ["--master", api.url, "--hostname-override=node1"]
-    process = subprocess.Popen([*SHORT_QUEUE, *flags], stderr=writing)
-    os.close(writing)
-    try:
+    flags = ("--master", api.url, "--hostname-override=node1", "-v=4")
+    with running(writing, *flags, before=SHORT_QUEUE) as process:
+        os.close(writing)
         assert_follows_changes(api, process)
         assert all(answers(HEALTH, page, 200) for page in ("/healthz", "/livez", "/readyz"))
         text = ""
         while "log lines dropped" not in text:
             text += os.read(reading, 1 << 16).decode()
         assert re.search(r"log lines dropped lines=[1-9]", text)
-        metric = r"^pykubeproxy_log_lines_dropped_total [1-9]"
-        assert re.search(metric, fetch(METRICS, "/metrics").body, re.MULTILINE)
+        assert metric("pykubeproxy_log_lines_dropped_total") >= 1
         process.terminate()
         assert process.wait(5) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(reading)
+    os.close(reading)
 
 
 @pytest.mark.root
 def test_a_jumping_wall_clock_delays_nothing(api: FaultyApiServer, tmp_path: Path) -> None:
     """It jumps by ten years in both directions at every read."""
-    command = [sys.executable, "-c", JUMPING, "run", "--master", api.url, "--hostname-override=node1"]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([*command, "--iptables-min-sync-period=300ms"], stderr=log)
-    try:
-        begun = time.monotonic()
+    flags = ("--master", api.url, "--hostname-override=node1", "--iptables-min-sync-period=300ms")
+    begun = time.monotonic()
+    with running(tmp_path / "log", *flags, before=JUMPING) as process:
         assert_follows_changes(api, process)
         assert all(answers(HEALTH, page, 200) for page in ("/healthz", "/livez", "/readyz"))
         assert answers(METRICS, "/metrics", 200)
@@ -127,9 +105,6 @@ def test_a_jumping_wall_clock_delays_nothing(api: FaultyApiServer, tmp_path: Pat
         eventually(lambda: any("10.96.0.30" in rule for rule in saved()), 20)
         assert time.monotonic() - begun < 60
         assert "Traceback" not in (tmp_path / "log").read_text()
-    finally:
-        process.kill()
-        process.wait()
 
 
 def reads_wall_clock(path: Path) -> bool:

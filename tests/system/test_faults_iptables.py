@@ -1,39 +1,41 @@
 """The agent reports each failure of iptables, isolates rules that iptables refuses, and recovers."""
 
 import fcntl
-import json
 import os
-import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from pykubeproxy.lab.apiserver import SERVICES, ApiServer
-from pykubeproxy.pages.statusz import decode
+from pykubeproxy.lab.apiserver import EVENTS, SERVICES, ApiServer
 from pykubeproxy.rules.dispatch import TREE_ABOVE
-from pykubeproxy.sources import Client
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
-from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, running, saved
+from tests.fakes.process import (
+    HEALTH,
+    METRICS,
+    answers,
+    inside_a_namespace,
+    metric,
+    pykubeproxy,
+    running,
+    saved,
+    status,
+    tool,
+)
 
 pytestmark = pytest.mark.root
 
-SYSTEM = "/usr/sbin:/sbin:/usr/local/sbin"
-# With short timeouts.
-PROGRAM = """
+SHORT_TIMEOUTS = """
 import functools
 from pykubeproxy import kernel
-from pykubeproxy.cli import main
 from pykubeproxy.kernel import iptables
 iptables.LOCK_SECONDS = 1
 kernel.open_iptables = functools.partial(kernel.open_iptables, seconds=1.5)
-main()
 """
 # Scripts that replace iptables-restore, and the expected log text.
 FAULTS = {
@@ -53,39 +55,22 @@ class Node:
         self.api = api
         self.log = folder / "agent.log"
         self.lock = folder / "xtables.lock"
-        self.tools = folder / "tools"
         self._services = 0
-        self.tools.mkdir()
-        self.tool = self.tools / f"iptables-{backend}-restore"
-        real = shutil.which(self.tool.name, path=SYSTEM)
-        self.tool.write_text(
-            f'#!/bin/sh\nif [ -e {folder}/fault ]; then . {folder}/fault; fi\nexec {real} "$@"\n'
-        )
-        self.tool.chmod(0o755)
+        script = f'if [ -e {folder}/fault ]; then . {folder}/fault; fi\nexec $real "$@"'
+        self._environment = tool(folder, f"iptables-{backend}-restore", script)
 
-    @contextmanager
-    def agent(self) -> Iterator[subprocess.Popen[bytes]]:
-        environment = {
-            **os.environ,
-            "PATH": f"{self.tools}:{os.environ['PATH']}",
-            "XTABLES_LOCKFILE": str(self.lock),
-        }
-        # A separate mount namespace, for the test to change.
-        command = ["unshare", "--mount", sys.executable, "-c", PROGRAM, "run", "--hostname-override=node1"]
-        command += [
-            "--master",
-            self.api.url,
-            f"--iptables-backend={self.backend}",
-            "--iptables-sync-period=500ms",
-            "--iptables-min-sync-period=10ms",
-        ]
-        with self.log.open("wb") as log:
-            process = subprocess.Popen(command, stderr=log, env=environment)
-            try:
-                yield process
-            finally:
-                process.kill()
-                process.wait()
+    def agent(self) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        """Run an agent in a mount namespace of its own, for the test to change."""
+        flags = ("--hostname-override=node1", "--master", self.api.url, f"--iptables-backend={self.backend}")
+        periods = ("--iptables-sync-period=500ms", "--iptables-min-sync-period=10ms")
+        environment = {**self._environment, "XTABLES_LOCKFILE": str(self.lock)}
+        return running(
+            self.log,
+            *(*flags, *periods),
+            environment=environment,
+            before=SHORT_TIMEOUTS,
+            inside=("unshare", "--mount"),
+        )
 
     def saved(self) -> str:
         return "\n".join(saved(f"iptables-{self.backend}-save"))
@@ -133,6 +118,16 @@ def test_each_fault_is_logged_and_retried(faulty: Node) -> None:
             assert "-d 10.96.0.10/32" in faulty.saved(), script
             fault.unlink()
             wait_for_rule(faulty, rule)
+        # nft ignores the lock.
+        with faulty.lock.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            rule = faulty.new_service()
+            if faulty.backend == "legacy":
+                eventually(lambda: faulty.logged(f"is held by process {os.getpid()} ("))
+                assert rule not in faulty.saved()
+            else:
+                wait_for_rule(faulty, rule)
+        wait_for_rule(faulty, rule)
         assert process.poll() is None
         assert not faulty.logged("quarantined")
         eventually(lambda: answers(HEALTH, "/healthz", 200))
@@ -143,7 +138,7 @@ def test_a_missing_iptables_is_unhealthy(faulty: Node) -> None:
 
     Here iptables is missing from PATH and from the system's folders.
     """
-    faulty.tool.unlink()
+    (faulty.folder / "tools" / f"iptables-{faulty.backend}-restore").unlink()
     (empty := faulty.folder / "empty").mkdir()
     with faulty.agent() as process:
         eventually(lambda: answers(HEALTH, "/healthz", 200))
@@ -164,49 +159,26 @@ def test_a_missing_iptables_is_unhealthy(faulty: Node) -> None:
         assert rule in faulty.saved()
 
 
-def test_a_held_lock_names_its_holder(faulty: Node) -> None:
-    """nft ignores the lock."""
-    with faulty.agent():
-        eventually(lambda: answers(HEALTH, "/healthz", 200))
-        with faulty.lock.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            rule = faulty.new_service()
-            if faulty.backend == "legacy":
-                eventually(lambda: faulty.logged(f"is held by process {os.getpid()} ("))
-                assert rule not in faulty.saved()
-            else:
-                wait_for_rule(faulty, rule)
-        wait_for_rule(faulty, rule)
-
-
-GAUGE = 'pykubeproxy_services_quarantined{{ip_family="IPv4"}} {}'
-
-
+QUARANTINED = 'pykubeproxy_services_quarantined{ip_family="IPv4"}'
+TREE_REJECTED = 'pykubeproxy_dispatch_tree_rejected{ip_family="IPv4"}'
 BAD_SERVICE = "/default.bad cluster IP/s/ -m tcp / -m tcp -m nfacct --nfacct-name nobody /"
 BRANCHES = "s/ -m comment --comment .services at / -m nfacct --nfacct-name nobody&/"
 
 
-def rejecting_environment(folder: Path, backend: str, sed_script: str = BAD_SERVICE) -> dict[str, str]:
+def rejecting_environment(folder: Path, backend: str, sed_script: str) -> dict[str, str]:
     """Return an environment in which some rules use a counter that does not exist, until a file `well` is there."""
-    name = f"iptables-{backend}-restore"
-    real = shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
-    script = f'#!/bin/sh\n[ -e {folder}/well ] && exec {real} "$@"\nsed \'{sed_script}\' | {real} "$@"\n'
-    (folder / "tools").mkdir()
-    (folder / "tools" / name).write_text(script)
-    (folder / "tools" / name).chmod(0o755)
-    return {"PATH": f"{folder}/tools:{os.environ['PATH']}", "XTABLES_LOCKFILE": str(folder / "lock")}
+    script = f'[ -e {folder}/well ] && exec $real "$@"\nsed \'{sed_script}\' | $real "$@"'
+    lock = {"XTABLES_LOCKFILE": str(folder / "lock")}
+    return tool(folder, f"iptables-{backend}-restore", script) | lock
 
 
 def command(*words: str) -> str:
-    program = [sys.executable, "-c", "from pykubeproxy.cli import main; main()"]
-    return " ".join(subprocess.run([*program, *words], capture_output=True, text=True).stdout.split())
+    return " ".join(pykubeproxy(*words).stdout.split())
 
 
 def events(api: ApiServer) -> list[tuple[str, str, str]]:
-    path = "/apis/events.k8s.io/v1/namespaces/default/events"
-    with Client(master=api.url).stream(path, {}, resource="events", idle=5) as pieces:
-        found = json.loads(b"".join(pieces))["items"]
-    return [(it["regarding"]["name"], it["regarding"].get("uid", ""), it["reason"]) for it in found]
+    found = (event | event["regarding"] for event in api.store.list(EVENTS))
+    return [(event["name"], event.get("uid", ""), event["reason"]) for event in found]
 
 
 @pytest.mark.parametrize("backend", ["nft", "legacy"])
@@ -220,15 +192,15 @@ def test_a_rejected_service_is_quarantined_and_released(backend: str, tmp_path: 
         api.store.create(slice_of("bad", "10.244.0.5"))
         api.store.create(service("good", clusterIP="10.96.0.11"))
         api.store.create(slice_of("good", "10.244.0.6"))
-        with running(log, *flags, "--master", api.url, environment=rejecting_environment(tmp_path, backend)):
+        environment = rejecting_environment(tmp_path, backend, BAD_SERVICE)
+        with running(log, *flags, "--master", api.url, environment=environment):
             eventually(lambda: answers(METRICS, "/healthz", 200))
-            eventually(lambda: GAUGE.format("1.0") in fetch(METRICS, "/metrics").body)
+            eventually(lambda: metric(QUARANTINED) == 1)
             rules = "\n".join(saved(f"iptables-{backend}-save"))
             assert "-A KUBE-SERVICES -d 10.96.0.11/32 -p tcp" in rules
             assert '-d 10.96.0.10/32 -p tcp -m comment --comment "default/bad is quarantined"' in rules
             eventually(lambda: ("bad", made["metadata"]["uid"], "ServiceQuarantined") in events(api))
-            status = decode(fetch(METRICS, "/statusz", accept="application/json").body.encode())
-            (quarantined,) = status.families[0].quarantined
+            (quarantined,) = status().families[0].quarantined
             assert (str(quarantined.port_name), quarantined.rejects_clients) == ("default/bad", True)
             page = fetch(METRICS, "/statusz", accept="text/html").body
             assert "default/bad" in page.partition("Quarantined")[2]
@@ -242,7 +214,7 @@ def test_a_rejected_service_is_quarantined_and_released(backend: str, tmp_path: 
 
             (tmp_path / "well").touch()
             api.store.replace(made | {"spec": made["spec"] | {"ports": [{"port": 81, "protocol": "TCP"}]}})
-            eventually(lambda: GAUGE.format("0.0") in fetch(METRICS, "/metrics").body)
+            eventually(lambda: metric(QUARANTINED) == 0)
             assert "-A KUBE-SERVICES -d 10.96.0.10/32 -p tcp" in "\n".join(saved(f"iptables-{backend}-save"))
             assert "service released from quarantine" in log.read_text()
             assert "quarantined" not in fetch(METRICS, "/statusz", accept="text/html").body.lower()
@@ -254,7 +226,6 @@ def test_a_rejected_dispatch_tree_is_replaced_by_a_flat_chain(backend: str, tmp_
     flags = ("--hostname-override=node1", f"--iptables-backend={backend}")
     log = tmp_path / "agent.log"
     environment = rejecting_environment(tmp_path, backend, BRANCHES)
-    gauge = 'pykubeproxy_dispatch_tree_rejected{{ip_family="IPv4"}} {}'
     sentence = (
         "IPv4 uses a flat chain. iptables rejects the dispatch tree, which is tried again once an hour:"
     )
@@ -269,7 +240,7 @@ def test_a_rejected_dispatch_tree_is_replaced_by_a_flat_chain(backend: str, tmp_
             api.store.create(slice_of(f"s{number}", f"10.244.0.{number}"))
         with running(log, *flags, "--master", api.url, environment=environment):
             eventually(lambda: answers(METRICS, "/healthz", 200))
-            eventually(lambda: gauge.format("1.0") in fetch(METRICS, "/metrics").body)
+            eventually(lambda: metric(TREE_REJECTED) == 1)
             assert sum("cluster IP" in rule for rule in rules()) == TREE_ABOVE + 19
             assert sentence in command("status")
             assert sentence in " ".join(fetch(METRICS, "/statusz", accept="text/html").body.split())
@@ -281,5 +252,5 @@ def test_a_rejected_dispatch_tree_is_replaced_by_a_flat_chain(backend: str, tmp_
         with running(log, *flags, "--master", api.url, environment=environment):
             eventually(lambda: answers(METRICS, "/healthz", 200))
             eventually(lambda: len(rules()) < 20)
-            eventually(lambda: gauge.format("0.0") in fetch(METRICS, "/metrics").body)
+            eventually(lambda: metric(TREE_REJECTED) == 0)
             assert sentence not in command("status")

@@ -85,7 +85,7 @@ def test_the_benchmark_measures_everything(tmp_path: Path) -> None:
     report, table = bench(tmp_path, "--backend", "nft", "--sizes", "0x1,4x2", "--services", "4")
     assert report["notes"] == []
     measured = {figure["name"]: figure for figure in report["figures"] if figure["program"] == "pykubeproxy"}
-    assert len(measured) == 26
+    assert len(measured) == 20
     for name, figure in measured.items():
         assert figure["backend"] == "nft"
         assert all(run > 0 for run in figure["runs"]) or name.startswith("CPU"), name
@@ -94,7 +94,7 @@ def test_the_benchmark_measures_everything(tmp_path: Path) -> None:
     assert 20 < measured["memory"]["value"] <= measured["memory, peak"]["value"] < 500
     alone = {figure["name"] for figure in report["figures"] if figure["program"] == "alone"}
     assert alone >= {"start", "one endpoint changed", "repair, all serve", "check", "run --help"}
-    assert 1 < measured["without rules, p50"]["value"] <= measured["without rules, p99"]["value"]
+    assert measured["without rules"]["value"] > 1
     (memory,) = [it for it in report["targets"] if it["name"] == "memory"]
     assert (memory["target"], memory["size"]) == ("≤ 45 MB", "0x1")
     assert memory["ratio"] > 0

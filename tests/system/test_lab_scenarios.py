@@ -26,14 +26,13 @@ BRANCHES = {
     names.SERVICES: re.compile(r"-d \S+ -j (KUBE-SVC-\w+)"),
     names.NODEPORTS: re.compile(r"-p tcp -m tcp --dport \d+:\d+ -j (KUBE-SVC-\w+)"),
 }
-# Scenarios whose rules differ by backend: balancing, recent, REJECT, masquerading.
-LEGACY = ("scale", "affinity", "client-address", "edge-cases")
-# Scenarios about commands or about time: how Services are dispatched makes no difference.
-ANY_DISPATCH = ("refused", "time-out", "uneven", "min-sync-period", "readiness-gate", "agent-stopped")
+# Scenarios whose rules differ by backend and by dispatch: balancing, recent, REJECT, masquerading.
+OTHER_RULES = ("scale", "affinity", "client-address", "edge-cases")
 CASES = [
-    *(("nft", scenario) for scenario in SCENARIOS),
-    *(("tree", scenario) for scenario in SCENARIOS if scenario.name not in ANY_DISPATCH),
-    *(("legacy", scenario) for scenario in SCENARIOS if scenario.name in LEGACY),
+    (setup, scenario)
+    for setup in SETUPS
+    for scenario in SCENARIOS
+    if setup == "nft" or scenario.name in OTHER_RULES
 ]
 _numbers = itertools.count()
 

@@ -1,7 +1,6 @@
 """`pykubeproxy run`: actions that exit, flags and their effects, and changes of the configuration file."""
 
 import json
-import os
 import re
 import subprocess
 import time
@@ -11,14 +10,24 @@ from pathlib import Path
 import pytest
 import yaml
 
-import pykubeproxy
+import pykubeproxy as pykubeproxy_package
 from pykubeproxy.config import load
 from pykubeproxy.kernel.system import write_setting
 from tests.fakes import kube_proxy
 from tests.fakes.cluster import ConfigMapVolume, certificate, node, server, service, slice_of, unverified
+from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
-from tests.fakes.process import HEALTH, METRICS, PROGRAM, answers, inside_a_namespace, running, saved
+from tests.fakes.process import (
+    HEALTH,
+    METRICS,
+    answers,
+    inside_a_namespace,
+    pykubeproxy,
+    running,
+    saved,
+    tool,
+)
 from tests.unit.config.test_config_file import KUBEADM
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -26,7 +35,7 @@ HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfigurati
 
 def run(*flags: str) -> tuple[int, str, str]:
     """Return status, standard output and standard error of the command."""
-    done = subprocess.run([*PROGRAM, *flags], capture_output=True, text=True, timeout=30, check=False)
+    done = pykubeproxy("run", *flags)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -37,19 +46,17 @@ def namespace() -> Iterator[str]:
 
 
 def test_version_prints_one_line() -> None:
-    """Whatever other flags are given, and without an API server."""
-    expected = f"pykubeproxy {pykubeproxy.__version__}\n"
-    assert run("--version") == (0, expected, "")
+    """Whatever other flags are given, and without an API server. Templates leave empty arguments, which are ignored."""
+    expected = f"pykubeproxy {pykubeproxy_package.__version__}\n"
+    assert run("", "--version", "") == (0, expected, "")
     assert run("--version=true", "--config=/none") == (0, expected, "")
 
 
-def test_empty_arguments_are_ignored() -> None:
-    """Templates leave them. Any other argument is wrong usage, also after a flag that needs no value."""
-    expected = f"pykubeproxy {pykubeproxy.__version__}\n"
-    assert run("", "--version", "") == (0, expected, "")
-    for flag in ("--version", "--masquerade-all", "--masquerade_all"):
-        code, _, errors = run(flag, "", "false")
-        assert (code, "Error: Got unexpected extra argument (false)" in errors) == (2, True)
+@pytest.mark.parametrize("flag", ["--version", "--masquerade-all", "--masquerade_all"])
+def test_other_arguments_are_wrong_usage(flag: str) -> None:
+    """Also after a flag that needs no value."""
+    code, _, errors = run(flag, "", "false")
+    assert (code, "Error: Got unexpected extra argument (false)" in errors) == (2, True)
 
 
 def test_a_written_configuration_loads_again(tmp_path: Path) -> None:
@@ -146,10 +153,7 @@ def test_a_failed_cleanup_has_a_nonzero_status(
     namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Like `pykubeproxy cleanup`."""
-    broken = tmp_path / "iptables-nft-save"
-    broken.write_text("#!/bin/sh\necho broken >&2\nexit 4\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", tool(tmp_path, "iptables-nft-save", "echo broken >&2\nexit 4")["PATH"])
     code, _, errors = run("--cleanup")
     assert code == 1
     assert "Error: nft, IPv4: iptables-nft-save failed with exit code 4: broken" in errors
@@ -193,8 +197,8 @@ def manifests(tmp_path: Path) -> Iterator[Path]:
 
 def once(manifests: Path, *flags: str) -> None:
     fixed = ("--once", "--manifests", str(manifests), "--hostname-override=node1", "--oom-score-adj=0")
-    done = subprocess.run([*PROGRAM, *fixed, *flags], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, done.stderr
+    code, _, errors = run(*fixed, *flags)
+    assert code == 0, errors
 
 
 def has(*words: str) -> bool:
@@ -267,8 +271,9 @@ def test_requests_are_rate_limited(tmp_path: Path) -> None:
 def test_json_log_lines(tmp_path: Path) -> None:
     """One object per line, with level and time."""
     flags = ("--logging-format=json", "--healthz-port=10256", f"--write-config-to={tmp_path}/config")
-    done = subprocess.run([*PROGRAM, *flags], capture_output=True, text=True, timeout=30, check=True)
-    (line,) = map(json.loads, done.stderr.splitlines())
+    code, _, errors = run(*flags)
+    assert code == 0
+    (line,) = map(json.loads, errors.splitlines())
     assert line["event"] == "configuration warning"
     assert line["reason"] == "The flag --healthz-port is deprecated; use --healthz-bind-address instead."
     assert line["level"] == "warning"
@@ -301,9 +306,9 @@ def test_an_unverified_server_is_one_log_line(tmp_path: Path) -> None:
         api.store.create(node("node1", "192.168.99.10"))
         path = unverified(api, tmp_path / "kubeconfig")
         fixed = ("--once", "--kubeconfig", path, "--hostname-override=node1", "--oom-score-adj=0")
-        done = subprocess.run([*PROGRAM, *fixed], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if re.search("verif|insecure|Warning", line)]
+        code, _, errors = run(*fixed)
+    assert code == 0, errors
+    (line,) = [line for line in errors.splitlines() if re.search("verif|insecure|Warning", line)]
     assert "api server certificate not verified" in line
     assert "reason=insecure-skip-tls-verify" in line
 
@@ -314,20 +319,6 @@ CHANGED = HEAD + "iptables: {masqueradeAll: true}\n"
 @pytest.fixture
 def volume(tmp_path: Path) -> ConfigMapVolume:
     return ConfigMapVolume(tmp_path / "config", HEAD)
-
-
-@pytest.fixture
-def process(tmp_path: Path, volume: ConfigMapVolume) -> Iterator[subprocess.Popen[bytes]]:
-    """A ready agent with a NodePort service, in a namespace of its own."""
-    with inside_a_namespace(), server() as api:
-        api.store.create(node("node1", "192.168.99.10"))
-        api.store.create(service("web", type="NodePort", ports=[{"port": 80, "nodePort": 30080}]))
-        api.store.create(slice_of("web", "10.244.0.5"))
-        flags = ("--config", str(volume.path), "--master", api.url, "--hostname-override", "node1")
-        with running(tmp_path / "agent.log", *flags) as process:
-            eventually(lambda: answers(HEALTH, "/readyz", 200))
-            eventually(lambda: "rules in place" in (tmp_path / "agent.log").read_text())
-            yield process
 
 
 def write(path: Path) -> None:
@@ -344,34 +335,23 @@ def replace(path: Path) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("change", [write, replace])
 def test_a_changed_file_ends_the_process(
-    process: subprocess.Popen[bytes],
-    volume: ConfigMapVolume,
-    tmp_path: Path,
-    change: Callable[[Path], None],
+    api: FaultyApiServer, volume: ConfigMapVolume, tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
-    """With status 1 and one log line; the rules stay."""
+    """With status 1 and one log line; the rules stay. An update of the ConfigMap waits for a restart, without a line."""
     log = tmp_path / "agent.log"
-    rules, lines = saved(), log.read_text().splitlines()
-    change(volume.path)
-    assert process.wait(10) == 1
+    flags = ("--config", str(volume.path), "--master", api.url, "--hostname-override", "node1")
+    with running(log, *flags) as process:
+        eventually(lambda: answers(HEALTH, "/readyz", 200) and "rules in place" in log.read_text())
+        rules, lines = saved(), log.read_text().splitlines()
+        volume.update(HEAD + "iptables: {masqueradeBit: 9}\n")
+        time.sleep(2.5)
+        assert log.read_text().splitlines() == lines
+        content = json.loads(fetch(METRICS, "/configz").body)["kubeproxy.config.k8s.io"]
+        assert content["iptables"]["masqueradeBit"] == 14
+        change(volume.path)
+        assert process.wait(10) == 1
     (line,) = log.read_text().splitlines()[len(lines) :]
     assert f"configuration file {volume.path} was updated" in line
-    assert saved() == rules
-
-
-@pytest.mark.root
-def test_a_config_map_update_waits_for_a_restart(
-    process: subprocess.Popen[bytes], volume: ConfigMapVolume, tmp_path: Path
-) -> None:
-    """The process goes on with the configuration it started with and logs nothing."""
-    log = tmp_path / "agent.log"
-    rules, lines = saved(), log.read_text()
-    volume.update(CHANGED)
-    time.sleep(2.5)
-    assert process.poll() is None
-    assert log.read_text() == lines
-    content = json.loads(fetch(METRICS, "/configz").body)["kubeproxy.config.k8s.io"]
-    assert content["iptables"]["masqueradeAll"] is False
     assert saved() == rules
 
 

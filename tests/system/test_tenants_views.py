@@ -108,11 +108,11 @@ def test_hostile_objects_fill_no_log(made: Victim) -> None:
     """Each update has other invalid values; the lines about one Service are limited."""
 
     def act(number: int) -> None:
-        it = service("hostile", clusterIP="10.96.6.6", externalIPs=[f"127.0.0.{number % 250 + 1}"])
+        it = service("hostile", clusterIP="10.96.6.8", externalIPs=[f"127.0.0.{number % 250 + 1}"])
         made.api.store.replace(it, verbatim=True)
 
     before = len(made.log.read_text())
-    made.api.store.create(service("hostile", clusterIP="10.96.6.6"))
+    made.api.store.create(service("hostile", clusterIP="10.96.6.8"))
     assert repeat(4, act) > 20
     made.change(20)
     lines = new_lines(made, before)

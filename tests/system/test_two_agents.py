@@ -4,7 +4,6 @@ import fcntl
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from pykubeproxy.kernel.instance_lock import FOLDER
 from pykubeproxy.lab.apiserver import ApiServer
 from tests.fakes.cluster import service
 from tests.fakes.follower import eventually
-from tests.fakes.process import HEALTH, answers, running, saved
+from tests.fakes.process import HEALTH, answers, pykubeproxy, running, saved
 
 pytestmark = pytest.mark.root
 
@@ -31,11 +30,6 @@ def first(api: ApiServer, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     with running(tmp_path / "first", "--master", api.url, "--hostname-override=node1") as process:
         eventually(lambda: answers(HEALTH, "/readyz", 200))
         yield process
-
-
-def pykubeproxy(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program = (sys.executable, "-c", "from pykubeproxy.cli import main; main()")
-    return subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=30)
 
 
 @contextmanager
@@ -61,9 +55,8 @@ def test_a_second_agent_takes_over_when_the_first_ends(
         api.store.create(service("late", clusterIP="10.96.0.20"))
         eventually(lambda: served("10.96.0.20"))
         assert "rules in place" not in log.read_text()
-        status = pykubeproxy("status")
-        assert status.returncode == 0
-        assert f"process {process.pid} (" in " ".join(status.stdout.split())
+        # The second one imports the agent before it waits for the lock.
+        eventually(lambda: f"process {process.pid} (" in " ".join(pykubeproxy("status").stdout.split()))
         first.send_signal(number)
         first.wait()
         ended = time.monotonic()
@@ -117,47 +110,36 @@ def test_a_waiting_agent_ends_at_once(
     api: ApiServer, first: subprocess.Popen[bytes], number: signal.Signals, tmp_path: Path
 ) -> None:
     """With status 0, and without bindAddressHardFail's check of addresses that the first one has."""
-    with second(api, tmp_path / "second", "--bind-address-hard-fail") as process:
-        eventually(lambda: "waiting for another agent" in (tmp_path / "second").read_text())
+    log = tmp_path / "second"
+    with second(api, log, "--bind-address-hard-fail") as process:
         process.send_signal(number)
         assert process.wait(10) == 0
-    assert "stopping while waiting" in (tmp_path / "second").read_text()
-    assert "Traceback" not in (tmp_path / "second").read_text()
+    assert "stopping while waiting" in log.read_text()
+    assert "Traceback" not in log.read_text()
     assert first.poll() is None
 
 
-def test_a_second_agent_that_syncs_once_exits(api: ApiServer, first: subprocess.Popen[bytes]) -> None:
-    """With status 3 and the pid of the first, which is not affected."""
+def test_commands_beside_an_agent(api: ApiServer, first: subprocess.Popen[bytes]) -> None:
+    """Those that write rules fail and name the agent's process; the others run. The agent is not affected."""
     before = saved()
-    flags = ["--master", api.url, "--hostname-override=node1", "--once"]
-    result = pykubeproxy("run", *flags)
-    assert result.returncode == 3
-    (line,) = result.stderr.splitlines()
-    assert f"another pykubeproxy, process {first.pid} (" in line
+    other = f"another pykubeproxy, process {first.pid} ("
+    once = pykubeproxy("run", "--master", api.url, "--hostname-override=node1", "--once")
+    assert once.returncode == 3
+    (line,) = once.stderr.splitlines()
+    assert other in line
     assert "stop it first" in line
-    assert (saved(), first.poll()) == (before, None)
-    api.store.create(service("late", clusterIP="10.96.0.20"))
-    eventually(lambda: any("10.96.0.20" in rule for rule in saved()))
-
-
-def test_cleanup_requires_a_stopped_agent(first: subprocess.Popen[bytes]) -> None:
-    """The error names the process; a dry run is allowed."""
-    before = saved()
     for arguments in (["cleanup"], ["run", "--cleanup"]):
         rejected = pykubeproxy(*arguments)
         assert rejected.returncode == 1
-        assert rejected.stderr.startswith(f"Error: another pykubeproxy, process {first.pid} (")
+        assert rejected.stderr.startswith(f"Error: {other}")
     assert "would be removed" in pykubeproxy("cleanup", "--dry-run").stdout
-    assert saved() == before
+    for allowed in (QUIET, RENDER):
+        done = pykubeproxy(*allowed)
+        assert done.returncode == 0, done.stderr
+    assert (saved(), first.poll()) == (before, None)
+    api.store.create(service("late", clusterIP="10.96.0.20"))
+    eventually(lambda: served("10.96.0.20"))
     first.kill()
     first.wait()
     assert pykubeproxy("cleanup").returncode == 0
     assert not any("KUBE-SVC" in rule for rule in saved())
-
-
-@pytest.mark.parametrize("arguments", [QUIET, RENDER], ids=["init-only", "render"])
-def test_commands_that_write_no_rules_run_beside_an_agent(
-    first: subprocess.Popen[bytes], arguments: list[str]
-) -> None:
-    done = pykubeproxy(*arguments)
-    assert done.returncode == 0, done.stderr

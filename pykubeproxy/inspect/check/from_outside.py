@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from pykubeproxy.inspect.check.report import Check, Finding
 from pykubeproxy.objects import Family
+from pykubeproxy.objects.pods import Container, Pod
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.iptables_save import parse_target
 from pykubeproxy.rules.ownership import is_ours
@@ -25,19 +26,20 @@ _JUMPS = (
 )
 
 
-def pod(title: str, name: str, *, phase: str, ready: bool, restarts: int, problem: str) -> Finding:
+def pod(title: str, found: Pod, container: Container) -> Finding:
     """Check the pod of a proxy: `title` is such as "kube-proxy v1.35.1"."""
-    check = Check("pod")
-    namespace, _, short = name.partition("/")
-    logs = f"Run `kubectl logs -n {namespace} {short}`"
+    check, name = Check("pod"), f"pod {found} of {title}"
+    logs = f"Run `kubectl logs -n {found.namespace} {found.name}`"
+    problem = container.problem or found.reason
     reason = f": {problem}" if problem else ""
+    phase = "being deleted" if found.deleting else found.phase
     if phase != "Running":
-        return check.fail(f"pod {name} of {title} is {phase}{reason}", f"{logs}, and `kubectl describe`.")
-    if not ready:
-        return check.fail(f"pod {name} of {title} is not ready{reason}", f"{logs}.")
-    if restarts >= _RESTARTS:
-        return check.warn(f"{title} has restarted {restarts} times", f"{logs} with --previous.")
-    return check.ok(f"{title} runs in pod {name} and is ready")
+        return check.fail(f"{name} is {phase}{reason}", f"{logs}, and `kubectl describe`.")
+    if not container.ready:
+        return check.fail(f"{name} is not ready{reason}", f"{logs}.")
+    if container.restarts >= _RESTARTS:
+        return check.warn(f"{title} has restarted {container.restarts} times", f"{logs} with --previous.")
+    return check.ok(f"{title} runs in pod {found} and is ready")
 
 
 def no_pod(reason: str) -> Finding:

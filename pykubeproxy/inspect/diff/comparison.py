@@ -1,7 +1,6 @@
 """The verdict on a node: which Services have rules there that do not follow the objects."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -34,41 +33,6 @@ _OURS = "pykubeproxy"
 _NO_RULES = "has no {}rules of a service proxy"
 # The Service that the API servers keep for themselves.
 _KUBERNETES = Key("default", "kubernetes")
-
-
-class Unserved(NamedTuple):
-    """What the agent of a node does not serve by design.
-
-    - `quarantined`: the names of service ports, and of whole Services, that its rules mark so
-    - `reserved`: external addresses that it needs itself
-    """
-
-    quarantined: Mapping[Family, frozenset[str]]
-    reserved: Collection[tuple[str, int]]
-
-    @classmethod
-    def from_rules(cls, tables: Mapping[Family, Ruleset], reserved: Collection[tuple[str, int]]) -> Self:
-        """Return what these rules of pykubeproxy leave unserved."""
-        marked = {
-            family: frozenset(rule.title for rule in rejecting_rules(live) if rule.quarantined)
-            for family, live in tables.items()
-        }
-        return cls(marked, reserved)
-
-    def is_quarantined(self, title: PortTitle, change: MeaningChange) -> bool:
-        """Return whether no packet is served because the port, or its Service, is quarantined."""
-        marked = self.quarantined.get(family_of(change.destination.address), frozenset())
-        names = {str(title.service), f"{title.service}:{title.port}"}
-        return not marked.isdisjoint(names) and not _served(change)
-
-    def is_reserved(self, change: MeaningChange) -> bool:
-        """Return whether packets are left alone because they go to an API server, or to the agent itself."""
-        to = change.destination
-        return (
-            to.protocol == Protocol.TCP.value
-            and (to.address, to.port) in self.reserved
-            and not _served(change)
-        )
 
 
 class NodeComparison:
@@ -136,17 +100,23 @@ class NodeComparison:
         """Return the result with the changes that are no design of the proxy."""
         ours = state.origin.proxy.startswith(_OURS)
         pages = {(address, port) for address in state.node.addresses for port in (HEALTH_PORT, METRICS_PORT)}
-        live = {family: node_rules.ruleset for family, node_rules in state.rules.items()}
-        unserved = Unserved.from_rules(live, self._api_servers | pages if ours else ())
+        reserved = self._api_servers | pages if ours else ()
+        marked = {
+            family: {rule.title for rule in rejecting_rules(rules.ruleset) if rule.quarantined}
+            for family, rules in state.rules.items()
+        }
         wrong: dict[PortTitle, list[MeaningChange]] = {}
         quarantined: set[Key] = set()
         contested: set[Contested] = set()
         for title, change in titled(changes, self.cluster):
-            if unserved.is_quarantined(title, change):
+            to = change.destination
+            served = any(outcome.endpoint for outcome in change.before)
+            names = {str(title.service), f"{title.service}:{title.port}"}
+            if not served and names & marked.get(family_of(to.address), set()):
                 quarantined.add(title.service)
-            elif change.destination in self._contested and not ours:
-                contested.add(self._contested[change.destination])
-            elif not unserved.is_reserved(change):
+            elif to in self._contested and not ours:
+                contested.add(self._contested[to])
+            elif served or to.protocol != Protocol.TCP.value or (to.address, to.port) not in reserved:
                 wrong.setdefault(title, []).append(change)
         differing = (meaning_change for some in wrong.values() for meaning_change in some)
         return msgspec.structs.replace(
@@ -256,10 +226,6 @@ def _context(node: Node, live: Ruleset, inferred: InferredSettings, proxy: str) 
         # A lost rule is likelier than nodePortAddresses without an IPv4 network.
         jumps = node_port_jumps((), (), options)
     return RuleContext(NodeTopology(node.name, node.zone), options, jumps)
-
-
-def _served(change: MeaningChange) -> bool:
-    return any(outcome.endpoint for outcome in change.before)
 
 
 def described(settings: InferredSettings, node: Node, family: Family) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ import msgspec
 from pykubeproxy.inspect.diff.comparison import NodeComparison
 from pykubeproxy.inspect.diff.report import NodeResult, NodeVerdict
 from pykubeproxy.inspect.limit import TooManyRules
+from pykubeproxy.inspect.meaning.comparison import MeaningComparison
 from pykubeproxy.inspect.node import NodeState, UnknownNode
 from pykubeproxy.objects import EndpointSlice, Key, Node, Service
 from pykubeproxy.services.cluster import Cluster
@@ -105,7 +106,6 @@ def _time(seconds: float | None) -> datetime | None:
 
 
 def _keys(result: NodeResult) -> Sequence[Key]:
-    """Return the Services that are wrong on a node."""
     return [*(service.key for service in result.wrong), *([_ALL] if result.reason else [])]
 
 
@@ -124,29 +124,25 @@ def compare_nodes(
     long before. `api_servers` are addresses of API servers that the objects do not name.
     """
     history = _ServiceHistory(source, sync_period)
-    comparison = NodeComparison(source.objects(), api_servers=api_servers, with_clients=with_clients)
+    meanings = MeaningComparison()
     suspects: dict[str, NodeResult] = {}
-    for result in _results(source, nodes, comparison):
-        judged = history.judge(result, comparison.cluster, clock.now())
-        if judged.verdict is NodeVerdict.CATCHING_UP:
-            suspects[judged.name] = judged
-        else:
-            yield judged
-    for _ in range(_MOST_ROUNDS - 1):
-        if not suspects:
-            return
-        clock.sleep(history.pause(suspects.values(), clock.now()))
-        comparison = NodeComparison(
-            source.objects(), comparison.comparison, api_servers, with_clients=with_clients
-        )
-        again = [comparison.cluster.node(node.name) or node for node in nodes if node.name in suspects]
-        for result in _results(source, again, comparison):
-            judged = history.judge(result, comparison.cluster, clock.now())
+    wanted = nodes
+    for rounds_left in reversed(range(_MOST_ROUNDS)):
+        cluster = source.objects()
+        comparison = NodeComparison(cluster, meanings, api_servers, with_clients=with_clients)
+        if suspects:
+            wanted = [cluster.node(node.name) or node for node in wanted if node.name in suspects]
+        for result in _results(source, wanted, comparison):
+            judged = history.judge(result, cluster, clock.now())
+            suspects.pop(judged.name, None)
             if judged.verdict is NodeVerdict.CATCHING_UP:
                 suspects[judged.name] = judged
             else:
-                suspects.pop(judged.name, None)
                 yield judged
+        if not suspects:
+            return
+        if rounds_left:
+            clock.sleep(history.pause(suspects.values(), clock.now()))
     yield from suspects.values()
 
 

@@ -414,10 +414,10 @@ class Store:
         version: str = "",
         grace: int | None = None,
     ) -> JsonObject:
-        """Remove an object and return its last state; with finalizers, only set its deletionTimestamp.
+        """Remove an object and return its last state; finalizers do not count.
 
-        A pod on a node gets a deletionTimestamp, too, and goes when deleted with a `grace` of 0 seconds, which is how
-        a kubelet confirms its end. Another `uid` or `version`, if given, is a 409.
+        A pod on a node gets a deletionTimestamp only, and goes when deleted with a `grace` of 0 seconds, which is how a
+        kubelet confirms its end. Another `uid` or `version`, if given, is a 409.
         """
         with self._lock:
             old = self.read(resource, namespace, name)
@@ -426,12 +426,10 @@ class Store:
             if uid not in ("", meta["uid"]) or version not in ("", meta["resourceVersion"]):
                 raise conflict(resource, name, "the precondition describes another object")
             seconds = grace_seconds(resource, item, grace)
-            if not meta.get("finalizers") and not seconds:
+            if not seconds:
                 return self._remove(resource, old)
             if "deletionTimestamp" not in meta:
-                meta["deletionTimestamp"] = now(seconds)
-                if resource is PODS:
-                    meta["deletionGracePeriodSeconds"] = seconds
+                meta |= {"deletionTimestamp": now(seconds), "deletionGracePeriodSeconds": seconds}
                 old = self._write(resource, old, item)
             return _typed(resource, old.body)
 
@@ -501,16 +499,13 @@ class Store:
         self, resource: Resource, old: Stored, given: JsonObject, part: Part, verbatim: bool
     ) -> JsonObject:
         item = replaced(resource, given, old, part, verbatim)
-        before, meta = decoded(old), item["metadata"]
+        before = decoded(old)
         if not verbatim:
             admit(resource, item, before, old.path, self._in_use)
         if resource is ENDPOINT_SLICES:
             item = with_generation(item, before)
         if same(item, before):
             return _typed(resource, old.body)  # no new version, no event
-        waits = meta.get("finalizers") or meta.get("deletionGracePeriodSeconds")
-        if not verbatim and "deletionTimestamp" in meta and not waits:
-            return self._remove(resource, old)
         return _typed(resource, self._write(resource, old, item).body)
 
     def _write(self, resource: Resource, old: Stored | None, item: JsonObject) -> Stored:

@@ -5,7 +5,18 @@ import math
 import pytest
 
 from pykubeproxy.agent.drift import DriftScope
-from pykubeproxy.agent.work import Changes, DriftCheck, Losses, Retry, Step, Turn, Work
+from pykubeproxy.agent.work import (
+    TRANSITIONS,
+    Changes,
+    DriftCheck,
+    Losses,
+    Retry,
+    Step,
+    TablesState,
+    Trigger,
+    Turn,
+    Work,
+)
 from pykubeproxy.kernel import TABLES, ExternalWrite
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.services.ports import PortName
@@ -24,6 +35,12 @@ def synced() -> Work:
 
 def planned(work: Work, now: float = 1.0) -> list[type[Step]]:
     return [kind for kind in STEPS if work.plan(kind, now)]
+
+
+def test_all_states_can_be_reached_and_left() -> None:
+    reached = {target for moves in TRANSITIONS.values() for target in moves.values()}
+    assert {Work().tables, *reached} == TRANSITIONS.keys() == set(TablesState)
+    assert all(moves.keys() - {Trigger.FAILURE} for moves in TRANSITIONS.values())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pykubeproxy.inspect.connection import Unresolved, resolve
 from pykubeproxy.inspect.targets import parse_destination, parse_source
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.nodes import agent as running_agent
-from pykubeproxy.nodes.directory import live_directory
+from pykubeproxy.nodes.directory import node_directory
 from pykubeproxy.nodes.saved import saved_node
 from pykubeproxy.objects import Family
 from tests.cases import as_restore_input, load_case
@@ -219,7 +219,9 @@ def test_names_in_the_agent(serve: Serve, monkeypatch: pytest.MonkeyPatch, rules
     """Live rules take the names from the agent on this node; it knows its Node, which has the node ports."""
     monkeypatch.setattr(running_agent, "DEFAULT_URL", agent(serve))
     source, destination = parse_source("10.42.1.1"), parse_destination("svc/ns/web")
-    found = live_directory(load(None, {}).config, saved_node([rules], "auto"), (source, destination))
+    found = node_directory(
+        load(None, {}).config, saved_node([rules], "auto"), (source, destination), live=True
+    )
     connection = resolve(source, destination, found)
     assert (connection.destination.address, found.here) == ("10.96.0.10", "node1")
     with pytest.raises(
@@ -232,7 +234,7 @@ def test_without_an_agent_live_rules_name_services(monkeypatch: pytest.MonkeyPat
     """On a node with kube-proxy there is none."""
     monkeypatch.setattr(running_agent, "DEFAULT_URL", f"http://127.0.0.1:{free_port()}")
     ends = parse_source("10.244.1.99"), parse_destination("svc/ns1/web")
-    found = live_directory(load(None, {}).config, saved_node([rules], "auto"), ends)
+    found = node_directory(load(None, {}).config, saved_node([rules], "auto"), ends, live=True)
     assert resolve(*ends, found).destination.address == "10.96.1.1"
 
 

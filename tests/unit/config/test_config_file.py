@@ -2,7 +2,6 @@
 
 import json
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from pykubeproxy.config import (
     LogFormat,
     load,
 )
+from pykubeproxy.config.document import nested
 from pykubeproxy.config.model import IptablesBackend
 from tests.settings import HEAD, HEADER, by_flags, read
 
@@ -178,16 +178,6 @@ def test_an_ipv6_bind_address_moves_the_servers() -> None:
     assert config.health_address == ListenAddress("::", 10256)
     assert config.metrics_address == ListenAddress("127.0.0.1", 9)
     assert read('bindAddress: "::"').metrics_address == ListenAddress("::1", 10249)
-
-
-def test_settings_without_effect_are_kept() -> None:
-    """Fields of other modes cause no warning, and change nothing but the document."""
-    body = "ipvs: {scheduler: rr, excludeCIDRs: [10.0.0.1/8]}\nportRange: 1-2\nwindowsRunAsService: true\n"
-    body += "logging: {flushFrequency: 7000000000}\nenableProfiling: true"
-    config, default = read(body), read("").document
-    assert msgspec.structs.replace(config, document=default) == read("")
-    changed = {key: value for key, value in config.document.items() if value != default.get(key)}
-    assert changed.keys() == {"enableProfiling", "ipvs", "logging", "windowsRunAsService"}
 
 
 @pytest.mark.parametrize("end", ["---", "---\n", "---\n# the end\n", "---\n---\n", "..."])
@@ -393,24 +383,14 @@ VALUES: dict[str, tuple[str, object]] = {
     "v": ("7", 7),
     "vmodule": ("x=7", [{"filePattern": "x", "verbosity": 7}]),
 }
-# Its only values are the default and the empty text, which stands for it.
-ALWAYS_THE_SAME = {"proxy-mode"}
 BOTH = {setting.flag: setting for setting in SETTINGS if setting.flag and setting.field}
 
 
-def test_none_is_left_out() -> None:
-    """Every setting that has both a flag and a field is among those below."""
-    assert VALUES.keys() == BOTH.keys() - ALWAYS_THE_SAME
-
-
-@pytest.mark.parametrize("flag", sorted(VALUES))
+# The only values of proxy-mode are the default and the empty text, which stands for it.
+@pytest.mark.parametrize("flag", sorted(BOTH.keys() - {"proxy-mode"}))
 def test_flag_and_field_mean_the_same(flag: str) -> None:
     """Either gives the same configuration, which is not the default one."""
     text, value = VALUES[flag]
-    setting = BOTH[flag]
-    content: dict[str, object] = {setting.field.rpartition(".")[2]: value}
-    for section in reversed(setting.field.split(".")[:-1]):
-        content = {section: content}
-    by_flag, by_file = load(None, {flag: text}), load({**HEADER, **content}, {})
+    by_flag, by_file = load(None, {flag: text}), load(nested({**HEADER, BOTH[flag].field: value}), {})
     assert by_flag == by_file
     assert by_flag != load(None, {})

@@ -5,6 +5,7 @@ import pytest
 from pykubeproxy.inspect.check import from_outside as kube_proxy
 from pykubeproxy.inspect.check.report import Finding
 from pykubeproxy.objects import Family
+from pykubeproxy.objects.pods import Container, Pod
 from pykubeproxy.rules.iptables_save import parse
 from tests.fakes.remote_nodes import SERVING
 
@@ -39,9 +40,8 @@ def test_version_skew(proxy: str, server: str, level: str) -> None:
     ],
 )
 def test_pod(phase: str, ready: bool, restarts: int, level: str) -> None:
-    finding = kube_proxy.pod(
-        "kube-proxy v1.35.1", "kube-system/p1", phase=phase, ready=ready, restarts=restarts, problem="why"
-    )
+    container = Container("kube-proxy", ready=ready, restarts=restarts, problem="why")
+    finding = kube_proxy.pod("kube-proxy v1.35.1", Pod("kube-system", "p1", phase=phase), container)
     assert finding.level.value == level
     assert level == "ok" or finding.advice.startswith("Run `kubectl logs -n kube-system p1`")
 

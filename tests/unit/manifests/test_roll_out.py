@@ -197,9 +197,3 @@ def test_no_config_map_is_unused_if_revisions_cannot_be_read(tmp_path: Path) -> 
     for path in [path for path in cluster() if path.startswith(APPS)]:
         done = unused(tmp_path, {key: value for key, value in cluster().items() if key != path})
         assert (done.returncode != 0, done.stdout) == (True, "")
-
-
-def test_script_is_valid_shell() -> None:
-    if not shutil.which("shellcheck"):
-        pytest.skip("shellcheck is not installed")
-    subprocess.run(["shellcheck", SCRIPT], check=True)

@@ -25,10 +25,6 @@ def zoned(address: str, *zones: str, **fields: object) -> Endpoint:
     return endpoint(address, zone_hints=zones, **fields)
 
 
-def noded(address: str, *nodes: str, **fields: object) -> Endpoint:
-    return endpoint(address, node_hints=nodes, **fields)
-
-
 def test_missing_hints_are_not_ignored_hints() -> None:
     """Without hints on ready endpoints, no hints are ignored."""
     found = resolved(endpoint("10.0.0.1"), zoned("10.0.0.2", "zone-a", ready=False))

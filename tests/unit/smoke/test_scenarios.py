@@ -22,7 +22,6 @@ class Simulated:
         self.labels = dict.fromkeys(NODES, "")
         self.traffic_policy = "Local"
         self.exposed = False
-        self.restarts = 0
         self._names = map("web-{}".format, count())
         self._pods: list[str] = []
         self._programmed: list[str] = []
@@ -59,7 +58,6 @@ class Simulated:
         return set(self._pods)
 
     def restart(self) -> None:
-        self.restarts += 1
         self._pods = [next(self._names) for _ in self._pods]
         self._sync()
 
@@ -74,8 +72,6 @@ class Simulated:
             pods = before if "never updated" in self.faults else [*before, *self._pods]
             if "idle" in self.faults:
                 return Seen(3, dict.fromkeys(pods, 1))
-            if "quick" in self.faults:
-                return Seen(88, dict.fromkeys(pods, 8))
             failed = 1 if "one is lost" in self.faults else 0
             return Seen(500, dict.fromkeys(pods, 80), failed, ("ConnectionRefusedError",) * failed)
 
@@ -182,24 +178,6 @@ def test_detects_each_fault(fault: str, found_by: set[str], message: str) -> Non
     said = {name: why for name in NAMES if (why := outcome(name, fault))}
     assert said.keys() == found_by
     assert any(message in why for why in said.values()), said
-
-
-def test_agents_may_become_ready_late() -> None:
-    """The scenario waits for them."""
-    cluster = Simulated()
-    found = iter([(0, 0), (3, 2), (3, 3)])
-    cluster.desired_and_ready = lambda: next(found)  # type: ignore[method-assign]
-    assert BY_NAME["agents"].try_(cluster) == ""  # type: ignore[arg-type]
-    assert next(found, None) is None
-
-
-def test_rolling_updates_repeat_until_there_are_enough_requests() -> None:
-    """Each of these sees 88 requests; one failed request ends them."""
-    for faults, restarts in (((), 1), (("quick",), 2), (("idle",), 5), (("one is lost",), 1)):
-        cluster = Simulated(*faults)
-        why = BY_NAME["rolling-update"].try_(cluster)  # type: ignore[arg-type]
-        assert cluster.restarts == restarts
-        assert bool(why) == (not {"idle", "one is lost"}.isdisjoint(faults))
 
 
 @pytest.mark.parametrize("fault", ["rules go with the agent", "hidden", "stays away"])

@@ -293,7 +293,18 @@ def test_disable_compression(tmp_path: Path, setting: bool | None, compression: 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "hello", "[]", "a: [", "{}", "clusters: 5\nusers: 5\ncontexts: 5\ncurrent-context: x\n", "\x00"],
+    [
+        "",
+        "hello",
+        "[]",
+        "- a",
+        "a: [",
+        "{}",
+        "{}\n---\n{}",
+        "clusters: 5\nusers: 5\ncontexts: 5\ncurrent-context: x\n",
+        "contexts: [{name: x, context: 5}]\ncurrent-context: x\n",
+        "\x00",
+    ],
 )
 def test_invalid_kubeconfig(tmp_path: Path, text: str) -> None:
     """An invalid kubeconfig is an error of one line with its path."""
@@ -391,13 +402,3 @@ def test_files_that_do_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         user_kubeconfigs("", "", {})
     with pytest.raises(SourceError, match="there is no kubeconfig; set"):
         user_kubeconfigs("", "x1", {"KUBERNETES_SERVICE_HOST": "10.96.0.1"})
-
-
-def test_file_that_is_no_kubeconfig(tmp_path: Path) -> None:
-    path = tmp_path / "config"
-    for text in ("- a\n", "a: [\n", "contexts: [{name: x, context: 5}]\ncurrent-context: x\n"):
-        path.write_text(text)
-        with pytest.raises(SourceError):
-            context_namespace(Kubeconfigs((str(path),)))
-        with pytest.raises(SourceError):
-            credentials.load(Kubeconfigs((str(path),)), "")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES, ApiServer
+from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, ApiServer
 from tests.unit.lab.apiserver.conftest import Client, Maker
 
 WATCHERS, WRITERS, CHANGES = 20, 4, 250
@@ -43,43 +43,3 @@ def test_each_watcher_gets_each_change_once(
     for thread in (*writers, *watchers):
         thread.join(60)
     assert all(versions == sorted(chain.from_iterable(written)) for versions in seen)
-
-
-def test_a_watch_from_a_list_has_no_gap(
-    server: ApiServer, client_of: Callable[[ApiServer], Client], service: Maker
-) -> None:
-    """Lists and watches begun while things change add up to the final state."""
-    done = threading.Event()
-
-    def churn() -> None:
-        for round_ in range(150):
-            server.store.create(service(f"s{round_}"))
-            if round_ % 3:
-                server.store.delete(SERVICES, "default", f"s{round_ - 1}")
-        server.store.create(service("last"))
-        done.set()
-
-    writer = threading.Thread(target=churn)
-    writer.start()
-    client = client_of(server)
-    models: list[Any] = []
-    while not done.is_set() or not models:
-        listed = client.get("/api/v1/services?limit=7")
-        names = {item["metadata"]["name"] for item in listed["items"]}
-        version = listed["metadata"]["resourceVersion"]
-        while token := listed["metadata"].get("continue"):
-            listed = client.get(f"/api/v1/services?limit=7&continue={token}")
-            names |= {item["metadata"]["name"] for item in listed["items"]}
-        models.append((names, version))
-    writer.join()
-    final = {item["metadata"]["name"] for item in server.store.list(SERVICES)}
-    for names, version in models[:: max(1, len(models) // 20)]:
-        path = f"/api/v1/services?watch=1&resourceVersion={version}&allowWatchBookmarks=1&timeoutSeconds=600"
-        if version != str(server.store.version):
-            for event in client.watch(path):
-                name = event["object"]["metadata"]["name"]
-                assert (name in names) is (event["type"] != "ADDED")
-                names ^= {name}
-                if event["object"]["metadata"]["resourceVersion"] == str(server.store.version):
-                    break
-        assert names == final

@@ -1,10 +1,8 @@
-"""HTTP: TLS, malformed requests, paths that need no token."""
+"""TLS, and paths that need no token."""
 
-import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import urllib3
@@ -12,59 +10,6 @@ import urllib3
 from pykubeproxy.lab.apiserver import ApiServer
 from tests.fakes.cluster import certificate
 from tests.unit.lab.apiserver.conftest import Client, Maker
-
-
-def raw(server: ApiServer, data: Any) -> Any:
-    """All the server sends for some bytes, after which nothing more comes."""
-    with socket.create_connection((server.address, server.port), timeout=5) as connection:
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
-        return connection.makefile("rb").read().decode()
-
-
-@pytest.mark.parametrize(
-    ("request_", "code"),
-    [
-        (b"nonsense\r\n\r\n", 400),
-        (b"GET / HTTP/2.0\r\n\r\n", 505),
-        (b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n", 400),
-        (b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n", 413),
-        (b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
-        (b"GET /x HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 200 + b"\r\n", 431),
-    ],
-)
-def test_malformed_requests_are_refused(server: ApiServer, request_: Any, code: int) -> None:
-    """The request is refused and the connection closed."""
-    answer = raw(server, request_)
-    assert answer.startswith(f"HTTP/1.1 {code} ")
-    assert "\r\nConnection: close\r\n" in answer
-
-
-def test_two_requests_on_one_connection(server: ApiServer) -> None:
-    """Keep-alive, also for requests sent ahead."""
-    request = b"GET /%s HTTP/1.1\r\nHost: x\r\n%s\r\n"
-    answer = raw(server, request % (b"healthz", b"") + request % (b"version", b"Connection: close\r\n"))
-    assert answer.count("HTTP/1.1 200 OK") == 2
-    assert "v1.36" in answer
-
-
-def test_a_chunked_body(server: ApiServer) -> None:
-    """Clients may send a body without its length."""
-    body = b'{"metadata":{"name":"n"}}'
-    head = b"POST /api/v1/nodes HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    answer = raw(server, head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
-    assert answer.startswith("HTTP/1.1 201 Created")
-
-
-def test_expect_continue(server: ApiServer, client: Client, node: Maker) -> None:
-    """A client that waits for 100 Continue gets it."""
-    body = b'{"metadata":{"name":"n"}}'
-    head = (
-        b"POST /api/v1/nodes HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
-        % len(body)
-    )
-    answer = raw(server, head + body)
-    assert answer.startswith("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created")
 
 
 def test_health_needs_no_token(server: ApiServer, client: Client) -> None:

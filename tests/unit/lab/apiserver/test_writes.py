@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES, ApiServer
-from tests.unit.lab.apiserver.conftest import Client, Json, Maker
+from pykubeproxy.lab.apiserver import SERVICES, ApiServer
+from tests.unit.lab.apiserver.conftest import Client, Maker
 
 PATH = "/api/v1/namespaces/default/services"
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
@@ -92,27 +92,6 @@ def test_status_has_a_path_of_its_own(client: Client, service: Maker, node: Make
     assert client.ask("PUT", f"{PATH}/web", created | {"metadata": {}}).json["status"] == patched["status"]
     addresses = {"addresses": [{"type": "InternalIP", "address": "192.0.2.9"}]}
     assert client.ask("POST", "/api/v1/nodes", node("n", status=addresses)).json["status"]["addresses"]
-
-
-def test_generation_of_a_slice(server: ApiServer, endpoint_slice: Maker) -> None:
-    """It counts changes of content and labels, not of annotations."""
-    server.store.create(endpoint_slice("web", "10.0.0.1"))
-    patches: list[Json] = [
-        {"metadata": {"annotations": {"a": "b"}}},
-        {"metadata": {"labels": {"a": "b"}}},
-        {"endpoints": []},
-    ]
-    after = [server.store.merge_patch(ENDPOINT_SLICES, "default", "web", patch) for patch in patches]
-    assert [item["metadata"]["generation"] for item in after] == [1, 2, 3]
-
-
-def test_finalizers_hold_an_object(server: ApiServer, client: Client, node: Maker) -> None:
-    """A deleted object with finalizers is marked, and goes with the last of them."""
-    server.store.create(node("n", metadata={"name": "n", "finalizers": ["example.com/wait"]}))
-    assert "deletionTimestamp" in client.ask("DELETE", "/api/v1/nodes/n").json["metadata"]
-    assert "deletionTimestamp" in client.get("/api/v1/nodes/n")["metadata"]
-    client.ask("PATCH", "/api/v1/nodes/n", {"metadata": {"finalizers": None}})
-    assert client.ask("GET", "/api/v1/nodes/n").status == 404
 
 
 def test_generated_names(client: Client) -> None:
