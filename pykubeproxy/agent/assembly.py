@@ -40,11 +40,9 @@ def run_agent(
     api_servers = client.server_addresses if client else frozenset
     _log_start(node_name, families)
 
-    recorder = ApiRecorder(client) if client and not options.once else Recorder()
+    recorder = ApiRecorder(client, node_name) if client and not options.once else Recorder(node_name)
     names = [opened.tables.family for opened in families.opened]
-    observers = Observers(
-        config, node_name, names, recorder, client is not None, mailbox.waiting_since, heartbeat
-    )
+    observers = Observers(config, names, recorder, client is not None, mailbox.waiting_since, heartbeat)
     flows = FlowCleaner(config.logging.verbosity, observers.metrics.reconciled)
     agent = Agent(
         config,

@@ -31,10 +31,9 @@ class SyncLimiter:
         """Record that a sync has ended."""
         self._ended = now
         self._failures = 0 if succeeded else self._failures + 1
-        self._at_latest = now + (self._max_period if succeeded else self._retry_delay())
-
-    def _retry_delay(self) -> float:
-        return backoff(self._failures, self._retry_period)
+        self._at_latest = now + (
+            self._max_period if succeeded else backoff(self._failures, self._retry_period)
+        )
 
 
 class TimeShare:

@@ -32,18 +32,13 @@ class OpenedFamily(msgspec.Struct, frozen=True):
 
     def facts(self, with_addresses: bool) -> KernelFacts:
         """Read the facts about the kernel that rules depend on; addresses only on request. Raises KernelError."""
-        return kernel_facts(self.tables.family, self.features, with_addresses)
-
-
-def kernel_facts(family: Family, features: kernel.Features, with_addresses: bool) -> KernelFacts:
-    """Read the facts about the kernel that rules depend on; addresses only on request. Raises KernelError."""
-    addresses = kernel.local_addresses(family) if with_addresses else ()
-    return KernelFacts(
-        addresses=tuple(local.address for local in addresses),
-        random_fully=features.random_fully,
-        nfacct=features.nfacct,
-        tcp_be_liberal=system.read_setting("net/netfilter/nf_conntrack_tcp_be_liberal") == "1",
-    )
+        addresses = kernel.local_addresses(self.tables.family) if with_addresses else ()
+        return KernelFacts(
+            addresses=tuple(local.address for local in addresses),
+            random_fully=self.features.random_fully,
+            nfacct=self.features.nfacct,
+            tcp_be_liberal=system.read_setting("net/netfilter/nf_conntrack_tcp_be_liberal") == "1",
+        )
 
 
 class Families(msgspec.Struct, frozen=True):

@@ -104,7 +104,6 @@ def collected(sections: Iterable[BundleSection], most_bytes: int = MOST_BYTES) -
 
 
 def _reason(error: Exception) -> str:
-    """Return what an error says, in one line."""
     text = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
     return without_password(" ".join(text.split()))[:_LONGEST_ERROR]
 

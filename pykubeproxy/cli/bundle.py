@@ -162,7 +162,6 @@ def _save_nodes(
 
 
 def _moved(saved: "WrittenBundle", folder: Path) -> "WrittenBundle":
-    """Move the bundle of a node, if there is one, to a folder."""
     return saved._replace(path=saved.path.rename(folder / saved.path.name)) if saved.path else saved
 
 
@@ -181,7 +180,6 @@ def _once(read: Callable[[], Cluster]) -> Callable[[], Cluster]:
 
 
 def _report_saved(saved: "WrittenBundle") -> None:
-    """Print where a bundle is, and what it lacks."""
     name = saved.node.name
     if saved.failure:
         echo_line(f"{name}: {saved.failure}", err=True)
@@ -217,7 +215,6 @@ def _save(path: Path | None, manifest: Manifest, members: Iterable[Member]) -> N
 
 
 def _report_missing(node: str, files: Iterable[BundledFile]) -> None:
-    """Print to standard error what a bundle lacks, and why."""
     for file in files:
         echo_line(f"{node}: no {file.name}: {file.error}", err=True)
 
@@ -237,7 +234,6 @@ def _on_terminal() -> bool:
 
 
 def _node_name(url: str) -> str:
-    """Return the name of the agent's node, or that of this machine."""
     try:
         return statusz.decode(fetch(url, "/statusz", limit="0")).node
     except (NoAgent, ValueError):

@@ -177,28 +177,18 @@ def _services(ctx: click.Context, incomplete: str, prefix: str = "") -> Iterator
 
 def _pods_and_nodes(ctx: click.Context, incomplete: str) -> Iterator[str]:
     """Yield pods and nodes in the form that was begun."""
-    namespace = ctx.params.get("namespace") or ""
-    begun = _begun_kind(incomplete)
-    head = incomplete.partition("/")[0]
-    kinds = (
-        {begun}
-        if "/" in incomplete
-        else {KIND_PREFIXES[kind] for kind in ("pod", "node") if kind.startswith(head)}
-    )
-    if not kinds & {TargetKind.POD, TargetKind.NODE}:
+    head, slash, _ = incomplete.partition("/")
+    begun = [head] if slash else [word for word in ("pod", "node") if word.startswith(head)]
+    words = {KIND_PREFIXES.get(word): word for word in begun}
+    if not words.keys() & {TargetKind.POD, TargetKind.NODE}:
         return
-    known = _known(ctx, kinds)
-    if TargetKind.POD in kinds:
-        word = head if begun else "pod"
-        for key in known.pods:
-            yield from (
-                name
-                for name in (f"{word}/{key}", *([f"{word}/{key.name}"] if namespace == key.namespace else []))
-                if name.startswith(incomplete)
-            )
-    if TargetKind.NODE in kinds:
-        word = head if begun else "node"
-        yield from (name for node in known.nodes if (name := f"{word}/{node}").startswith(incomplete))
+    known, spelled = _known(ctx, words), list[str]()
+    if word := words.get(TargetKind.POD):
+        here = [key.name for key in known.pods if key.namespace == ctx.params.get("namespace")]
+        spelled += (f"{word}/{name}" for name in (*map(str, known.pods), *here))
+    if word := words.get(TargetKind.NODE):
+        spelled += (f"{word}/{node}" for node in known.nodes)
+    yield from (name for name in spelled if name.startswith(incomplete))
 
 
 def _service_ports(ctx: click.Context) -> Sequence[PortName]:
@@ -219,7 +209,6 @@ def _known(ctx: click.Context, kinds: Collection[TargetKind | None]) -> KnownNam
 
 
 def _of_plugin(ctx: click.Context) -> bool:
-    """Return whether a command takes the options of kubectl."""
     return any(param.name == "context_name" for param in ctx.command.params)
 
 
@@ -353,7 +342,6 @@ def _is_quick(path: Path) -> bool:
 
 
 def _names_in_rules(paths: Sequence[str]) -> KnownNames:
-    """Return the service ports that comments in files with output of iptables-save name. Raises OSError."""
     return _names_in_texts(_rules(Path(path)) for path in paths)
 
 

@@ -209,7 +209,6 @@ def _settings_title(flags: Mapping[str, object]) -> str:
 
 
 def _objects(filename: str | None, config: Config, settings: str) -> KnownObjects:
-    """Return the objects of -f, else of the API server. Raises ReadError."""
     if filename is None:
         return objects_on_server(config, settings)
     return objects_in_files(filename, config, settings)
@@ -288,7 +287,6 @@ def _other(
 def _compared(
     state: NodeState, desired: Mapping[Family, Ruleset], known: KnownObjects, meaning: bool, output: str
 ) -> NodeResult:
-    """Compare the rules of a node with the desired ones, and print how they differ."""
     before, after = state.origin.title, known.title
     if meaning:
         from pykubeproxy.inspect.diff.comparison import NodeComparison

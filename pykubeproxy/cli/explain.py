@@ -128,7 +128,6 @@ def _objects(
     config: Config,
     node_name: str,
 ) -> KnownObjects:
-    """Return the objects of a Service, from the agent, files, or the API server. Raises ReadError, ClickException."""
     agent = ask_agent(url, flags, filename, service=f"{query.namespace}/{query.name}".lstrip("/"))
     if agent:
         if not agent.objects.services:
@@ -146,7 +145,6 @@ def _objects(
 
 
 def _of_bundle(query: ServiceFilter, path: str) -> KnownObjects:
-    """Return the objects of a Service in a bundle. Raises ReadError, and ClickException if it is not there."""
     bundle = opened(path)
     assert bundle
     found = bundle_objects(bundle, query)

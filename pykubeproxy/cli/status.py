@@ -97,7 +97,6 @@ def _fetched(url: str, output: str) -> bytes:
 
 
 def _of_bundle(path: str) -> StatusReport:
-    """Return the status in a bundle. Raises ReadError if it has none."""
     from pykubeproxy.bundle.layout import STATUS
     from pykubeproxy.nodes.saved import open_bundle
 

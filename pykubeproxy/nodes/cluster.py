@@ -94,7 +94,6 @@ class ClusterNodes(msgspec.Struct, frozen=True):
 
 
 def _only(found: NodeState | UnknownNode, families: tuple[Family, ...]) -> NodeState | UnknownNode:
-    """Return a node with the rules of these families only."""
     if isinstance(found, UnknownNode) or set(families) >= found.rules.keys():
         return found
     rules = {family: node_rules for family, node_rules in found.rules.items() if family in families}
@@ -259,7 +258,6 @@ def _printed_tables(client: Client, container: ContainerRef) -> _PrintedTables:
 
 
 def _runs_ipvs(ruleset: Ruleset) -> bool:
-    """Return whether the rules are those of kube-proxy's ipvs mode."""
     return any(_IPVS in rule for rule in ruleset.chains.get(NAT_SERVICES, ()))
 
 

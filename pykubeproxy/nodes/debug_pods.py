@@ -171,7 +171,6 @@ def _end(number: int, _: object) -> NoReturn:
 def _handling(
     handler: Callable[[int, Any], Any] | signal.Handlers, *signals: signal.Signals
 ) -> Iterator[None]:
-    """Handle signals in a context."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return

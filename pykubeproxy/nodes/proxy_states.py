@@ -123,7 +123,6 @@ def _status(state: ProxyState[StatusReport]) -> ProxyStatus:
 
 
 def _word(state: ProxyState[StatusReport]) -> str:
-    """Return the state of the pod in a word or two."""
     if not state.proxy:
         return "no pod"
     if not state.proxy.pod.runs:
@@ -180,7 +179,6 @@ def _server_version(client: Client) -> str:
 
 
 def _checked(state: ProxyState[CheckReport], server: str) -> CheckedNode:
-    """Return the checks of a node: the findings of its agent, or those from outside."""
     proxy = state.proxy
     return checked_node(
         state.node.name,

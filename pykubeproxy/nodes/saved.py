@@ -135,7 +135,6 @@ def bundled_node(bundle: Bundle, backend: str, addresses: tuple[str, ...] = ()) 
 
 
 def _node_addresses(bundle: Bundle) -> tuple[str, ...]:
-    """Return the addresses of the Node among the objects of a bundle; none without objects."""
     from pykubeproxy.nodes.objects import NoObjects, bundled_agent  # decodes all objects
 
     try:

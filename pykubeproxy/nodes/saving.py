@@ -148,7 +148,6 @@ def _copy(
 
 
 def _with_section(bundle: Bundle, section: BundleSection) -> tuple[Member, ...]:
-    """Return the files of a bundle, with the file of a section in place of its own."""
     others = [file for file in bundle.manifest.files if file.name != section.name]
     kept = [
         member(other, bundle.files[other.name]) if other.name in bundle.files else Member(other)
@@ -173,7 +172,6 @@ def _make(
 
 
 def _tables(client: Client, container: ContainerRef) -> Sequence[Member]:
-    """Collect the tables of both backends, or of the only one. Raises _NoTables."""
     found: Sequence[Member] = ()
     for names in (BACKEND_TABLES, PLAIN_TABLES):
         commands = ((name, (name.removesuffix(".txt"), "-c")) for name in names)

@@ -63,7 +63,6 @@ def check_this_node(wanted: CheckedConfig, node_ports: tuple[int, int]) -> Check
 
 
 def _capabilities(agents: Iterable[Process]) -> frozenset[str] | None:
-    """Return the capabilities of the first agent; None if none runs."""
     return next((found for agent in agents if (found := system.capabilities_of(agent)) is not None), None)
 
 
@@ -203,7 +202,6 @@ def _read(name: str) -> str | None:
 
 
 def _families(config: Config, this_node: Node | None) -> set[Family]:
-    """Return the address families of the cluster, by configuration and Node."""
     node_cidrs = this_node.addresses + this_node.pod_cidrs if this_node else ()
     local = config.detect_local
     pod_cidrs = local.cluster_cidrs if local.mode is DetectLocalMode.CLUSTER_CIDR else ()

@@ -1,13 +1,12 @@
 """Divide an update into the blocks of iptables-restore, in an order that interrupts no service.
 
-`Blocks` is a value: it yields the chunks of the input, rendered one by one, with the chains that each writes and deletes,
-and the `Stage` that says why they stand at this place. filter rejects a service without endpoints before nat deletes its
-chains, and accepts the service again after nat has the chains.
+`Blocks` is a value: it yields the chunks of the input, rendered one by one, with the chains that each writes and deletes.
+First, filter gains the rules that reject or drop, and keeps its old ones. Then nat gets own chains, and its shared chains
+switch over to them. Then unused chains are deleted, and last, filter loses the rules that no longer hold.
 """
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import Enum
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -34,29 +33,17 @@ _LEGACY_DECLARED_TOGETHER = 2000
 _T = TypeVar("_T")
 
 
-class Stage(Enum):
-    """Why chains are written or deleted at their place in the input. Stages are in the order of the input."""
-
-    CANARY = "mangle gets its only chain, to which nothing refers"
-    REJECTING = "filter gains the rules that reject or drop, and keeps its old ones"
-    OWN = "nat gets its fixed chains and those of single service ports, to which no shared chain refers yet"
-    SWITCHING = "nat's shared chains switch over to them"
-    UNUSED = "chains to which nothing refers any more are deleted"
-    RELEASING = "filter loses the rules that no longer hold"
-
-
 class Chunk(NamedTuple):
     """A piece of restore input that never goes beyond the end of a block, and what it does.
 
     `chains` are the written chains with their final rules, `deleted` the deleted ones. `ports` are service ports
-    whose chains are all written by the end of the block. `stages` say why they stand at this place.
+    whose chains are all written by the end of the block.
     """
 
     text: str
     chains: tuple[Chain, ...] = ()
     deleted: tuple[ChainKey, ...] = ()
     ports: tuple[AppliedPort, ...] = ()
-    stages: tuple[Stage, ...] = ()
 
 
 class Blocks(msgspec.Struct, frozen=True):
@@ -74,7 +61,7 @@ class Blocks(msgspec.Struct, frozen=True):
     def __iter__(self) -> Iterator[Chunk]:
         update, limit = self.update, self.chains_per_block
         early, late = _filter_steps(update, limit or _LEGACY_DECLARED_TOGETHER)
-        yield _block("mangle", _written(_of_table("mangle", update.fixed), Stage.CANARY))
+        yield _block("mangle", _written(_of_table("mangle", update.fixed)))
         yield from _blocks("filter", early, limit)
         yield from _nat_blocks(update, limit)
         yield from _blocks("filter", late, limit)
@@ -113,13 +100,10 @@ def _filter_steps(update: Update, limit: int) -> tuple[list[Chunk], list[Chunk]]
         ]
         desired.update(final)
         unused.update(dict.fromkeys((*update.applied.branches(root), *both)))
-    early = [
-        Chunk(write_chains(some), _final(some, desired), stages=(Stage.REJECTING,))
-        for some in _portions(tuple(before), limit)
-    ]
-    lines = Chunk(join(update.desired.ensured.get("filter", ())), stages=(Stage.REJECTING,))
+    early = [Chunk(write_chains(some), _final(some, desired)) for some in _portions(tuple(before), limit)]
+    lines = Chunk(join(update.desired.ensured.get("filter", ())))
     early[-1:] = [_joined((*early[-1:], lines))]
-    late = [_written(some, Stage.RELEASING) for some in _portions(tuple(after), limit)]
+    late = [_written(some) for some in _portions(tuple(after), limit)]
     gone = tuple(key for key in unused if key not in desired)
     late += _deleted_branches(update, gone, limit)
     return early, [_joined(late)] if max(len(after), len(gone)) <= limit else late
@@ -133,10 +117,9 @@ def _deleted_branches(update: Update, gone: tuple[ChainKey, ...], limit: int) ->
         yield Chunk(
             empty_chains(key.chain for key in keys),
             tuple(Chain(key, ()) for key in keys if key in kept),
-            stages=(Stage.RELEASING,),
         )
     for keys in _portions(tuple(key for key in gone if key not in kept), limit):
-        yield Chunk(delete_chains(key.chain for key in keys), deleted=keys, stages=(Stage.RELEASING,))
+        yield Chunk(delete_chains(key.chain for key in keys), deleted=keys)
 
 
 def _final(chains: Iterable[Chain], desired: Mapping[ChainKey, Rules]) -> tuple[Chain, ...]:
@@ -169,14 +152,14 @@ def _nat_steps(
     update: Update, batched: Iterable[ChainUpdate], replaced: Mapping[str, AppliedChain], limit: int
 ) -> Iterator[Chunk]:
     """Yield the steps of table nat, without the lines that begin and end a block."""
-    yield _written(_of_table("nat", update.fixed), Stage.OWN)
+    yield _written(_of_table("nat", update.fixed))
     written, used = 0, set[str]()
     for batch in batched:
         if replaced:
             used.update(_names([batch]))
         written += len(batch.chains)
-        yield Chunk(write_chains(batch.chains), batch.chains, ports=batch.ports, stages=(Stage.OWN,))
-    shared = _written(_of_table("nat", update.shared), Stage.SWITCHING)
+        yield Chunk(write_chains(batch.chains), batch.chains, ports=batch.ports)
+    shared = _written(_of_table("nat", update.shared))
     yield shared._replace(text=shared.text + join(update.desired.ensured.get("nat", ())))
     yield from _removed(update, _unused(replaced, used), limit, written)
 
@@ -194,7 +177,6 @@ def _removed(update: Update, unused: Mapping[str, AppliedChain], limit: int, wri
         yield Chunk(
             empty_chains(names),
             tuple(Chain(ChainKey("nat", name), ()) for name in names),
-            stages=(Stage.UNUSED,),
         )
     together, others = update.applied.deletion_order([name for name in unused if name not in kept])
     if (most := update.desired.most_deleted) is not None:
@@ -203,7 +185,6 @@ def _removed(update: Update, unused: Mapping[str, AppliedChain], limit: int, wri
         yield Chunk(
             empty_chains(names) + delete_chains(names),
             deleted=tuple(ChainKey("nat", name) for name in names),
-            stages=(Stage.UNUSED,),
         )
 
 
@@ -251,8 +232,8 @@ def _portions(items: tuple[_T, ...], size: int) -> Iterator[tuple[_T, ...]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _written(chains: Sequence[Chain], stage: Stage) -> Chunk:
-    return Chunk(write_chains(chains), tuple(chains), stages=(stage,))
+def _written(chains: Sequence[Chain]) -> Chunk:
+    return Chunk(write_chains(chains), tuple(chains))
 
 
 def _block(table: str, chunk: Chunk) -> Chunk:
@@ -265,7 +246,6 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
         chains=tuple(chain for chunk in chunks for chain in chunk.chains),
         deleted=tuple(key for chunk in chunks for key in chunk.deleted),
         ports=tuple(port for chunk in chunks for port in chunk.ports),
-        stages=tuple(dict.fromkeys(stage for chunk in chunks if chunk.text for stage in chunk.stages)),
     )
 
 

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -102,21 +102,12 @@ def server_url(server: str, *, tls: bool) -> str:
     return f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
 
 
-def master_credentials(master: str, environment: Mapping[str, str], fresh_until: float) -> Credentials:
-    """Return the server at a URL, without credentials. Raises SourceError."""
-    url = server_url(master, tls=False)
-    return Credentials(ServerConfig(url, proxy_for(url, "", environment)), fresh_until)
-
-
-def pod_credentials(environment: Mapping[str, str], fresh_until: float) -> Credentials:
-    """Return the service account of this pod, as client-go reads it. Raises SourceError.
-
-    It is in the `environment` and the files that the kubelet gives a pod. Its token expires after some time.
-    """
-    host = environment.get("KUBERNETES_SERVICE_HOST", "")
+def _pod_credentials(fresh_until: float) -> Credentials:
+    """Return the service account of this pod, as client-go reads it. Its token expires after some time."""
+    host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
     if not host:
         raise SourceError(f"no API server configured: {_NO_SERVER}")
-    port = environment.get("KUBERNETES_SERVICE_PORT", "")
+    port = os.environ.get("KUBERNETES_SERVICE_PORT", "")
     if not port:
         raise SourceError(f"no API server configured: KUBERNETES_SERVICE_PORT is not set; {_NO_SERVER}")
     url = server_url(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", tls=True)
@@ -128,7 +119,7 @@ def pod_credentials(environment: Mapping[str, str], fresh_until: float) -> Crede
         header = f"Bearer {_pod_file(file).decode().strip()}"
     except UnicodeDecodeError:
         raise _unreadable(file, "it is not text") from None
-    server = ServerConfig(url, proxy_for(url, "", environment), ca_file=str(ca_file))
+    server = ServerConfig(url, proxy_for(url, "", os.environ), ca_file=str(ca_file))
     return Credentials(server, fresh_until, lambda: header)
 
 
@@ -206,5 +197,6 @@ def load(kubeconfig: str | Kubeconfigs, master: str, *, with_plugin: bool = True
         kubeconfigs = Kubeconfigs((kubeconfig,)) if isinstance(kubeconfig, str) else kubeconfig
         return load_kubeconfig(kubeconfigs, master, fresh_until, with_plugin)
     if master:
-        return master_credentials(master, os.environ, fresh_until)
-    return pod_credentials(os.environ, fresh_until)
+        url = server_url(master, tls=False)
+        return Credentials(ServerConfig(url, proxy_for(url, "", os.environ)), fresh_until)
+    return _pod_credentials(fresh_until)

@@ -5,7 +5,7 @@ The agent imports none of this.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from typing import TypeVar
 
@@ -86,38 +86,29 @@ def list_items(
     rest of the list. Raises Failure.
     """
     end = time.monotonic() + seconds
-    try:
-        return _list_once(client, path, kind, selectors, decode, end)
-    except Expired:
-        return _list_once(client, path, kind, selectors, decode, end)
-
-
-def _list_once(
-    client: Client,
-    path: str,
-    kind: str,
-    selectors: Mapping[str, str],
-    decode: Callable[[msgspec.Raw], _Item],
-    end: float,
-) -> tuple[_Item, ...]:
-    found: list[_Item] = []
+    resource = path.rpartition("/")[2]
 
     def ask(query: Query) -> AbstractContextManager[Iterator[bytes]]:
-        resource = path.rpartition("/")[2]
         return client.stream(
             path, query, resource=resource, verbs="get and list of", idle=_ANSWER, end=end, compressible=True
         )
 
-    def take(items: list[wire.Item]) -> None:
-        for raw in items:
-            try:
-                if not isinstance(raw, wire.Truncated):
-                    found.append(decode(raw))
-            except (ValueError, RecursionError):
-                continue
+    def read() -> tuple[_Item, ...]:
+        found: list[_Item] = []
 
-    read_pages(ask, {**selectors, "limit": PAGE_SIZE}, kind, take)
-    return tuple(found)
+        def take(items: list[wire.Item]) -> None:
+            for raw in items:
+                with suppress(ValueError, RecursionError):
+                    if not isinstance(raw, wire.Truncated):
+                        found.append(decode(raw))
+
+        read_pages(ask, {**selectors, "limit": PAGE_SIZE}, kind, take)
+        return tuple(found)
+
+    try:
+        return read()
+    except Expired:
+        return read()
 
 
 class _ManagedFields(msgspec.Struct):

@@ -6,7 +6,8 @@ from pykubeproxy.agent.observe.events import KubernetesEvent, Recorder
 class FakeRecorder(Recorder):
     """`events` are in the order of recording; `closed` is set by `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_name: str = "node1") -> None:
+        super().__init__(node_name)
         self.events: list[KubernetesEvent] = []
         self.closed = False
 

@@ -18,7 +18,7 @@ from tests.fakes.cluster import SHORT, certificate, server, service
 from tests.fakes.follower import Follower, eventually
 from tests.fakes.kubeconfigs import write_kubeconfig
 from tests.fakes.process import dropped, inside_a_namespace
-from tests.fakes.relay import Relay, behind_a_relay
+from tests.fakes.relay import Relay
 
 pytestmark = pytest.mark.root
 
@@ -80,31 +80,6 @@ def test_a_dead_connection_is_noticed_and_replaced(
         eventually(lambda: not watch.outage, 5)
         assert follower.lists() == 1
         assert lines[-1]["event"] == "watch recovered"
-
-
-def test_a_balancer_that_keeps_a_dead_connection_is_noticed() -> None:
-    """It acknowledges everything, so only the next watch tells; the outage counts from the last answer."""
-    timing = msgspec.structs.replace(SHORT, watch=(2, 2), answer=0.6)
-    with (
-        inside_a_namespace(),
-        server() as api,
-        capture_logs() as lines,
-        behind_a_relay(api, timing) as (relay, follower),
-    ):
-        (watch,) = follower.watches
-        time.sleep(0.5)
-        relay.frozen.set()
-        api.store.create(service("a"))
-        started = time.monotonic()
-        eventually(lambda: watch.outage, 2 + 0.6 + 0.5)
-        assert watch.outage
-        assert watch.outage.seconds >= time.monotonic() - started
-        assert "no response from" in watch.outage.reason
-        assert "watch failed" in [line["event"] for line in lines]
-        relay.frozen.clear()
-        follower.sees("a")
-        eventually(lambda: not watch.outage, 5)
-        assert follower.lists() == 1
 
 
 def test_the_real_times() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.agent.observe.events import ApiRecorder, starting
+from pykubeproxy.agent.observe.events import ApiRecorder
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.objects import Key
 from pykubeproxy.sources import Client, SourceError, Watch, api_watches
@@ -105,8 +105,8 @@ def test_each_request_names_the_user_to_impersonate(tmp_path: Path, proxied: boo
         )
         user = {"as": "me", "as-groups": ["a", "b"], "as-user-extra": {"k/v": ["x"]}}
         client = Client(write_kubeconfig(tmp_path, cluster, user), qps=-1)
-        recorder = ApiRecorder(client)
-        recorder.record(starting("n1"))
+        recorder = ApiRecorder(client, "n1")
+        recorder.on_node("Starting")
         server_access(client, "n1")
         with Follower([api_watches(client, "n1", SHORT)[0]]):
             eventually(lambda: any("watch=true" in target for target in api.requests))

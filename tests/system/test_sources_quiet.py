@@ -122,21 +122,6 @@ def patient() -> Timing:
     return msgspec.structs.replace(BRIEF, answer=10.0)
 
 
-def test_a_check_whose_connection_is_refused_keeps_the_open_watch() -> None:
-    """As while a load balancer has no other server."""
-    with (
-        quiet_server() as api,
-        capture_logs() as lines,
-        behind_a_relay(api, patient()) as (relay, follower),
-    ):
-        relay.refuse()
-        eventually(lambda: [line for line in lines if "Connection refused" in line.get("reason", "")])
-        api.store.create(service("a"))
-        follower.sees("a")
-        assert not follower.watches[0].outage
-        assert not trouble(lines)
-
-
 def test_a_check_without_an_answer_is_an_outage_back_to_the_last_answer() -> None:
     """But the open watch goes on, and an event on it ends the outage."""
     with quiet_server() as api, capture_logs() as lines:
@@ -157,24 +142,6 @@ def test_a_check_without_an_answer_is_an_outage_back_to_the_last_answer() -> Non
             eventually(lambda: not watch.outage)
         assert follower.lists() == 1
         assert [line["event"] for line in lines if line["event"] == "watch failed"]
-
-
-def test_a_refusal_ends_the_outage_of_a_check_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server answers, and the open watch goes on, although nothing arrives on it."""
-    monkeypatch.setattr(random, "uniform", lambda low, high: (low + high) / 2)
-    timing = msgspec.structs.replace(BRIEF, watch=(6, 6))
-    with quiet_server() as api, Follower(watches(api.url, Kind.SERVICE, timing)) as follower:
-        (watch,) = follower.watches
-        follower.sees()
-        api.requests.wait(1, "watch")
-        api.faults.fail(429, 100_000, verb="watch")
-        api.faults.hang(verb="watch")
-        eventually(lambda: watch.outage, 5)
-        api.faults.release()
-        eventually(lambda: not watch.outage, 2)
-        assert api.requests.count("watch") > 1
-        assert api.watches.running == 1
-        assert len(follower.events) == 1
 
 
 def test_an_expired_check_lists_once_while_the_open_watch_goes_on() -> None:

@@ -55,9 +55,8 @@ def test_a_second_agent_takes_over_when_the_first_ends(
         api.store.create(service("late", clusterIP="10.96.0.20"))
         eventually(lambda: served("10.96.0.20"))
         assert "rules in place" not in log.read_text()
-        status = pykubeproxy("status")
-        assert status.returncode == 0
-        assert f"process {process.pid} (" in " ".join(status.stdout.split())
+        # The second one imports the agent before it waits for the lock.
+        eventually(lambda: f"process {process.pid} (" in " ".join(pykubeproxy("status").stdout.split()))
         first.send_signal(number)
         first.wait()
         ended = time.monotonic()

@@ -4,19 +4,18 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import msgspec
 import structlog
 
-from pykubeproxy.objects import Family, Key, Kind
+from pykubeproxy.objects import Key, Kind
 from pykubeproxy.report_limit import ReportLimit
-from pykubeproxy.services.ports import Reserved
 from pykubeproxy.sources.client import Client, TokenBucket
 from pykubeproxy.sources.failures import Failure, Unauthorized
 
-_WARNING = "Warning"
+WARNING, NORMAL = "Warning", "Normal"
 _CONTROLLER = "kube-proxy"
 # Limits of the API server, in characters; the name leaves room for a unique suffix.
 _LONGEST_NOTE, _LONGEST_NAME = 1024, 230
@@ -28,7 +27,6 @@ _PERIOD, _PER_OBJECT, _PER_NAMESPACE = 600.0, 3, 10
 # Seconds before each retry, and per request.
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
 _TIMEOUT = 5.0
-_BIND_FAILED = {"health": "FailedToStartProxierHealthcheck", "metrics": "FailedToStartMetricServer"}
 
 log = structlog.get_logger()
 
@@ -54,6 +52,18 @@ class Recorder:
     """
 
     uid_of: Callable[[Key], str] = staticmethod(lambda _: "")
+
+    def __init__(self, node_name: str) -> None:
+        self.node_name = node_name
+
+    def on_node(self, reason: str, note: str = "", action: str = "Sync", type_: str = WARNING) -> None:
+        """Record an event on this node."""
+        self.record(KubernetesEvent("Node", Key("", self.node_name), type_, reason, action, note))
+
+    def on_service(self, service: Key, reason: str, what: str, action: str = "Sync") -> None:
+        """Record a warning about a Service: what this node does with it, and why."""
+        note = f"node {self.node_name} {what}"
+        self.record(KubernetesEvent("Service", service, WARNING, reason, action, note))
 
     def record(self, event: KubernetesEvent) -> None:
         """Queue an event without blocking; it may be dropped."""
@@ -88,10 +98,12 @@ class ApiRecorder(Recorder):
     def __init__(
         self,
         client: Client,
+        node_name: str,
         pauses: tuple[float, ...] = _PAUSES,
         clock: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(node_name)
         self._client = client
         self._instance = f"{_CONTROLLER}-{socket.gethostname()}"
         self._pauses = pauses
@@ -223,74 +235,3 @@ def as_object(
         "type": event.type,
         "note": event.note[: _LONGEST_NOTE - len(ending)] + ending,
     }
-
-
-def starting(node_name: str) -> KubernetesEvent:
-    """Return the event that the proxy of a node started."""
-    return _on_node(node_name, "Normal", "Starting", "StartKubeProxy", "")
-
-
-def bind_failed(node_name: str, server: str, note: str) -> KubernetesEvent:
-    """Return the event that the "health" or "metrics" `server` cannot bind its address, so the agent ends."""
-    return _on_node(node_name, _WARNING, _BIND_FAILED[server], "StartKubeProxy", note)
-
-
-def port_taken(node_name: str, service: Key, port: int, reason: str) -> KubernetesEvent:
-    """Return the event that the agent cannot bind a Service's health check port."""
-    note = f'node {node_name} failed to start healthcheck "{service}" on port {port}: {reason}'
-    return KubernetesEvent("Service", service, _WARNING, "FailedToStartServiceHealthcheck", "Listen", note)
-
-
-def service_quarantined(node_name: str, service: Key, reason: str) -> KubernetesEvent:
-    """Return the event that this node does not serve a Service or one of its ports."""
-    note = f"node {node_name} does not serve {service}: {reason}"
-    return KubernetesEvent("Service", service, _WARNING, "ServiceQuarantined", "Sync", note)
-
-
-def address_skipped(
-    node_name: str, service: Key, addresses: Sequence[str], reason: Reserved
-) -> KubernetesEvent:
-    """Return the event that this node does not serve these addresses and ports of a Service."""
-    note = f"node {node_name} does not serve {service} at {', '.join(addresses)}: {reason.value}"
-    return KubernetesEvent("Service", service, _WARNING, "AddressSkipped", "Sync", note)
-
-
-def object_skipped(node_name: str, kind: Kind, key: Key, reason: str) -> KubernetesEvent:
-    """Return the event that this node cannot read an object, which counts as deleted."""
-    note = f"node {node_name} skips {kind.value} {key}: {reason}"
-    return KubernetesEvent(kind.value, key, _WARNING, "ObjectSkipped", "Watch", note)
-
-
-def affinity_not_kept(node_name: str, service: Key, lists: int, limit: int) -> KubernetesEvent:
-    """Return the event that a Service is served without session affinity, because of maxAffinityLists."""
-    note = (
-        f"node {node_name} serves {service} without session affinity, which needs {lists} lists of clients: the Services of"
-        f" a namespace may have {limit}, the oldest Service first (maxAffinityLists)"
-    )
-    return KubernetesEvent("Service", service, _WARNING, "AffinityNotKept", "Sync", note)
-
-
-def drift_repaired(
-    node_name: str, family: Family, tables: Mapping[str, str], writers: tuple[str, ...]
-) -> KubernetesEvent:
-    """Return the event that the agent repaired drift; `tables` maps each table to its drift."""
-    drift = "; ".join(f"{table}: {text}" for table, text in tables.items())
-    who = ", ".join(writers) or "another program"
-    note = f"{who} changed {family.value} rules of node {node_name}; pykubeproxy repaired them: {drift}"
-    return _on_node(node_name, _WARNING, "DriftRepaired", "Sync", note)
-
-
-def drift_contested(node_name: str, family: Family) -> KubernetesEvent:
-    """Return the event that another program undoes each repair."""
-    note = f"another program keeps undoing {family.value} rules of node {node_name}; pykubeproxy waits longer before each repair"
-    return _on_node(node_name, _WARNING, "DriftContested", "Sync", note)
-
-
-def drift_calm(node_name: str, family: Family) -> KubernetesEvent:
-    """Return the event that no other program undoes repairs any more."""
-    note = f"no other program undoes {family.value} rules of node {node_name} any more"
-    return _on_node(node_name, "Normal", "DriftCalm", "Sync", note)
-
-
-def _on_node(node_name: str, type_: str, reason: str, action: str, note: str) -> KubernetesEvent:
-    return KubernetesEvent("Node", Key("", node_name), type_, reason, action, note)

@@ -74,7 +74,7 @@ def metrics_pages(
         "/metrics/slis": lambda request: scraped(slis.metrics(request), request, started),
     }
     if config.feature_gates.serves_page("ComponentStatusz"):
-        table["/statusz"] = lambda request: statusz_page(request, Uptime(started, clock()), paths)
+        table["/statusz"] = lambda request: statusz_page(request, started, clock(), paths)
     plain = http.router(table)
 
     def page(request: http.Request) -> http.Response:
@@ -151,17 +151,6 @@ def read_filter(query: str) -> PageFilter:
     return PageFilter(namespace or values.get("namespace", "").strip(), service, int(limit))
 
 
-class Uptime(NamedTuple):
-    """When the process started, and the time now, in seconds since 1970."""
-
-    started: float
-    now: float
-
-    @property
-    def seconds(self) -> int:
-        return max(0, int(self.now - self.started))
-
-
 class _PageForm(NamedTuple):
     """A media type, and the version of the API object; "" for text."""
 
@@ -176,27 +165,28 @@ def flagz_page(request: http.Request, flags: Mapping[str, str]) -> http.Response
     )
 
 
-def statusz_page(request: http.Request, uptime: Uptime, paths: Sequence[str]) -> http.Response:
-    """Return /statusz, which lists these paths."""
+def statusz_page(request: http.Request, started: float, now: float, paths: Sequence[str]) -> http.Response:
+    """Return /statusz, which lists these paths; times are in seconds since 1970."""
+    uptime = max(0, int(now - started))
 
     def content(version: str) -> StatuszPage:
         return StatuszPage(
             api_version=version,
-            start_time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(uptime.started)),
-            uptime_seconds=uptime.seconds,
+            start_time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+            uptime_seconds=uptime,
             binary_version=pykubeproxy.__version__,
             emulation_version=EMULATED,
             paths=tuple(paths),
         )
 
-    return _page(request, "Statusz", lambda: statusz(uptime, paths), content)
+    return _page(request, "Statusz", lambda: statusz(started, uptime, paths), content)
 
 
-def statusz(uptime: Uptime, paths: Sequence[str]) -> str:
-    """Return the text of /statusz."""
-    minutes, seconds = divmod(uptime.seconds, 60)
+def statusz(started: float, uptime: int, paths: Sequence[str]) -> str:
+    """Return the text of /statusz after so many seconds."""
+    minutes, seconds = divmod(uptime, 60)
     hours, minutes = divmod(minutes, 60)
-    start = time.gmtime(uptime.started)
+    start = time.gmtime(started)
     lines = {
         "Started": f"{time.strftime('%a %b', start)} {start.tm_mday:2} {time.strftime('%H:%M:%S UTC %Y', start)}",
         "Up": f"{hours} hr {minutes:02} min {seconds:02} sec",

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from pykubeproxy import http
-from pykubeproxy.agent.observe.events import Recorder, port_taken
+from pykubeproxy.agent.observe.events import Recorder
 from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.config import Config
 from pykubeproxy.http.server import Server
@@ -117,10 +117,7 @@ class HealthChecks:
     do not suffice for all Services, each namespace gets a fair share, and an event on the others says so.
     """
 
-    def __init__(
-        self, node_name: str, recorder: Recorder, healthy: Callable[[], bool], open_files: int
-    ) -> None:
-        self._node_name = node_name
+    def __init__(self, recorder: Recorder, healthy: Callable[[], bool], open_files: int) -> None:
         self._recorder = recorder
         self._healthy = healthy
         self._server = Server("health-checks", http.Limits(connections=_CONNECTIONS))
@@ -176,7 +173,11 @@ class HealthChecks:
         service, port, host = listener
         fields = {"service": str(service), "address": host or "all", "port": port}
         log.error("health check bind failed, retrying", about=service, **fields, reason=reason)
-        self._recorder.record(port_taken(self._node_name, service, port, reason))
+        self._record(service, port, reason)
+
+    def _record(self, service: Key, port: int, reason: str) -> None:
+        what = f'failed to start healthcheck "{service}" on port {port}: {reason}'
+        self._recorder.on_service(service, "FailedToStartServiceHealthcheck", what, "Listen")
 
     def _report_unserved(self) -> None:
         if self._unserved and not self._limited:
@@ -189,8 +190,7 @@ class HealthChecks:
             )
         for service in [key for key in self._unserved if key not in self._reported]:
             self._reported.add(service)
-            port = self._checks[service].port
-            self._recorder.record(port_taken(self._node_name, service, port, _LIMIT_REACHED))
+            self._record(service, self._checks[service].port, _LIMIT_REACHED)
 
     def _answer(self, service: Key, _: http.Request) -> http.Response:
         check, healthy = self._checks.get(service), self._healthy()

@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from urllib.parse import parse_qs
 
@@ -38,6 +38,10 @@ _NFACCT = {
         "Packets to node ports on 127.0.0.0/8",
     ),
 }
+_DROPPED = (
+    "pykubeproxy_log_lines_dropped",
+    "Log lines dropped because nobody read them or they could not be written",
+)
 # The name of the only check.
 _PING = "ping"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores"
@@ -233,8 +237,9 @@ class Metrics:
             "1 while a flat chain replaces a dispatch tree that iptables rejects, else 0",
         )
         self._dropped_lines: Callable[[], int] = lambda: 0
-        self.registry.register(_DroppedLines(lambda: self._dropped_lines()))
-        self.registry.register(_PacketCounters(read_counter or _packets))
+        read = read_counter or _packets
+        counters = {named: partial(read, name) for name, named in _NFACCT.items()}
+        self.registry.register(_ReadCounters(counters | {_DROPPED: lambda: self._dropped_lines()}))
         ProcessCollector(registry=self.registry)
 
     def watching(self, watches: Iterable[Watch]) -> None:
@@ -344,34 +349,19 @@ class Metrics:
             self._no_local.labels(policy, report.family.value).set(count)
 
 
-class _PacketCounters(Collector):
-    """Collect the kernel's packet counters; a missing counter has no metric."""
+class _ReadCounters(Collector):
+    """Collect counters, by name and help, that are read at each scrape; one that cannot be read has no metric."""
 
-    def __init__(self, read: Callable[[str], int | None]) -> None:
-        self._read = read
+    def __init__(self, counters: Mapping[tuple[str, str], Callable[[], int | None]]) -> None:
+        self._counters = counters
 
     def describe(self) -> Iterable[Metric]:
-        return [CounterMetricFamily(name, about) for name, about in _NFACCT.values()]
+        return [CounterMetricFamily(name, about) for name, about in self._counters]
 
     def collect(self) -> Iterator[Metric]:
-        for counter, (name, about) in _NFACCT.items():
-            packets = self._read(counter)
-            if packets is not None:
-                yield CounterMetricFamily(name, about, value=packets)
-
-
-class _DroppedLines(Collector):
-    """Collect the number of dropped log lines."""
-
-    def __init__(self, read: Callable[[], int]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily(
-            "pykubeproxy_log_lines_dropped",
-            "Log lines dropped because nobody read them or they could not be written",
-            value=self._read(),
-        )
+        for (name, about), read in self._counters.items():
+            if (value := read()) is not None:
+                yield CounterMetricFamily(name, about, value=value)
 
 
 def _packets(name: str) -> int | None:

@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from pykubeproxy.agent import BindFailed
-from pykubeproxy.agent.observe import events
+from pykubeproxy.agent.observe.events import NORMAL, WARNING, KubernetesEvent, Recorder
 from pykubeproxy.agent.observe.handlers import metrics_pages
 from pykubeproxy.agent.observe.health import Health, HealthState, Heartbeat, health_pages
 from pykubeproxy.agent.observe.health_checks import DesiredChecks, HealthChecks, listening_hosts
@@ -23,6 +23,7 @@ from pykubeproxy.pages.servicez import NodeObjects
 from pykubeproxy.pages.statusz import AgentStatus, FamilyStatus, PageFilter, RepairRecord, SyncRecord
 from pykubeproxy.services.cluster import ChangedServices
 
+_BIND_FAILED = {"health": "FailedToStartProxierHealthcheck", "metrics": "FailedToStartMetricServer"}
 # How long `close` waits for queued events to be sent.
 _CLOSE_SECONDS = 2.0
 
@@ -33,22 +34,20 @@ _SYNCS, _REPAIRS = 50, 10
 class Observers:
     """Fan out loop events to health, metrics, health check ports and the event recorder.
 
-    Call from the loop thread only; any thread may call `pending` and read `health`, `metrics` and `history`.
+    Call from the loop thread only; any thread may read `health`, `metrics` and `history`.
     No port opens before `serve`; see Health for `needs_node` and `waiting_since`.
     """
 
     def __init__(
         self,
         config: Config,
-        node_name: str,
         families: Iterable[Family],
-        recorder: events.Recorder,
+        recorder: Recorder,
         needs_node: bool = True,
         waiting_since: Callable[[], float] = lambda: math.inf,
         heartbeat: Heartbeat | None = None,
     ) -> None:
         self._config = config
-        self._node_name = node_name
         self._families = tuple(families)
         self.recorder = recorder
         self._heartbeat = heartbeat = heartbeat or Heartbeat()
@@ -57,7 +56,7 @@ class Observers:
         self.metrics = Metrics(busy_seconds=heartbeat.busy_seconds, families=self._families)
         self.history = SyncHistory()
         self._latencies = Latencies(time.time(), self._families)
-        self._services = ServiceReporter(node_name, recorder, config.max_affinity_lists)
+        self._services = ServiceReporter(recorder, config.max_affinity_lists)
         self._sync_log = SyncLog(config.logging.verbosity)
         self._rejected_trees: dict[Family, str] = {}
         self._desired_checks = DesiredChecks()
@@ -78,18 +77,16 @@ class Observers:
         config = self._config
         self._heartbeat.progress()  # a start that hangs is seen too
         open_files = system.raise_open_files()
-        self._checks = HealthChecks(
-            self._node_name, self.recorder, lambda: self.health.state().serving, open_files
-        )
+        self._checks = HealthChecks(self.recorder, lambda: self.health.state().serving, open_files)
         health = health_pages(self.health, self.metrics.health_served)
         metrics = metrics_pages(self.metrics.page, config, flags, status, objects)
         try:
             self._listeners.open(config, health, metrics)
         except BindFailed as error:
-            self.recorder.record(events.bind_failed(self._node_name, error.server, str(error)))
+            self.recorder.on_node(_BIND_FAILED[error.server], str(error), "StartKubeProxy")
             self.close()
             raise
-        self.recorder.record(events.starting(self._node_name))
+        self.recorder.on_node("Starting", action="StartKubeProxy", type_=NORMAL)
 
     def know_uids(self, uid_of: Callable[[Key], str]) -> None:
         """Add the UID that `uid_of` returns for a Service to events about it."""
@@ -105,12 +102,15 @@ class Observers:
 
     def event_applied(self, event: Event, changes: ChangedServices) -> None:
         """Record that an event was applied to the cluster, with these changes."""
-        if event == Deleted(Kind.NODE, Key("", self._node_name)):
-            log.warning("node deleted, serving with its last state", about=event.key, node=self._node_name)
+        node_name = self.recorder.node_name
+        if event == Deleted(Kind.NODE, Key("", node_name)):
+            log.warning("node deleted, serving with its last state", about=event.key, node=node_name)
         if isinstance(event, Deleted) and event.too_large:
-            self.recorder.record(
-                events.object_skipped(self._node_name, event.kind, event.key, event.too_large)
+            kind, note = event.kind.value, f"{event.kind.value} {event.key}: {event.too_large}"
+            skipped = KubernetesEvent(
+                kind, event.key, WARNING, "ObjectSkipped", "Watch", f"node {node_name} skips {note}"
             )
+            self.recorder.record(skipped)
         self._latencies.event_applied(event)
         self.metrics.event_applied(event, changes)
 
@@ -156,7 +156,11 @@ class Observers:
 
         `writers` are the processes that may have caused it, if known. `contested`: the drift keeps coming back.
         """
-        family, tables = report.family, {drift.table: str(drift) for drift in report.drift}
+        family, node_name = report.family, self.recorder.node_name
+        where, tables = (
+            f"{family.value} rules of node {node_name}",
+            {drift.table: str(drift) for drift in report.drift},
+        )
         log.warning(
             "drift repaired",
             family=family.value,
@@ -168,10 +172,12 @@ class Observers:
             log.error("drift contested, backing off", family=family.value)
         self.metrics.drift_repaired(family, tables, seconds)
         if contested and not self._is_contested(family):
-            self.recorder.record(events.drift_contested(self._node_name, family))
+            note = f"another program keeps undoing {where}; pykubeproxy waits longer before each repair"
+            self.recorder.on_node("DriftContested", note)
         self._drift_contested(family, contested)
         self.history.drift_repaired(RepairRecord(time.time(), family.value, seconds, report.drift, writers))
-        self.recorder.record(events.drift_repaired(self._node_name, family, tables, writers))
+        who, drift = ", ".join(writers) or "another program", "; ".join(map(": ".join, tables.items()))
+        self.recorder.on_node("DriftRepaired", f"{who} changed {where}; pykubeproxy repaired them: {drift}")
 
     def rules_missing(self, family: Family, since: float | None) -> None:
         """Record since when rules of one family have been missing, on the loop's clock; None if they are in place."""
@@ -181,7 +187,8 @@ class Observers:
         """Record that no other program changed the rules of one family for a while."""
         if self._is_contested(family):
             log.info("drift no longer contested", family=family.value)
-            self.recorder.record(events.drift_calm(self._node_name, family))
+            note = f"no other program undoes {family.value} rules of node {self.recorder.node_name} any more"
+            self.recorder.on_node("DriftCalm", note, type_=NORMAL)
         self._drift_contested(family, False)
 
     def round_finished(self, succeeded: bool, node: Node | None) -> None:
@@ -195,10 +202,6 @@ class Observers:
         if self._checks:
             hosts = listening_hosts(self._config, node, self._addresses)
             self._checks.apply(self._desired_checks.checks(), hosts)
-
-    def pending(self) -> tuple[int, int]:
-        """Return how many changed Services, and how many Services with changed endpoints, wait for a sync."""
-        return self.metrics.pending()
 
     def retry_listeners(self) -> None:
         """Retry health check ports that could not be opened; call every syncPeriod."""

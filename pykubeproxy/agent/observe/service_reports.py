@@ -5,13 +5,7 @@ from itertools import groupby
 
 import structlog
 
-from pykubeproxy.agent.observe.events import (
-    KubernetesEvent,
-    Recorder,
-    address_skipped,
-    affinity_not_kept,
-    service_quarantined,
-)
+from pykubeproxy.agent.observe.events import Recorder
 from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.objects import Family, Key, address_and_port
 from pykubeproxy.services.ports import PortName, SkippedIP
@@ -28,8 +22,7 @@ class ServiceReporter:
     `affinity_limit` is maxAffinityLists. Each finding is a log line; each Service gets one event for all of a kind.
     """
 
-    def __init__(self, node_name: str, recorder: Recorder, affinity_limit: int) -> None:
-        self._node_name = node_name
+    def __init__(self, recorder: Recorder, affinity_limit: int) -> None:
         self._recorder = recorder
         self._affinity_limit = affinity_limit
         self._quarantined: dict[Family, frozenset[PortName]] = {}
@@ -66,7 +59,8 @@ class ServiceReporter:
                 reason=reason,
                 rejects_clients=quarantined.rejects_clients,
             )
-            self._record(service_quarantined(self._node_name, name.service_key, reason), recorded)
+            what = f"does not serve {name.service_key}: {reason}"
+            self._record(name.service_key, "ServiceQuarantined", what, recorded)
         existing = {item.port.name.service_key for item in report.resolved}
         for name in sorted(name for name in before - now.keys() if name.service_key in existing):
             log.info(
@@ -98,7 +92,8 @@ class ServiceReporter:
                     addresses=addresses,
                     reason=reason.value,
                 )
-                self._record(address_skipped(self._node_name, name.service_key, addresses, reason), recorded)
+                what = f"does not serve {name.service_key} at {', '.join(addresses)}: {reason.value}"
+                self._record(name.service_key, "AddressSkipped", what, recorded)
 
     def _report_affinity(self, report: SyncReport) -> None:
         """Report Services without the session affinity that they ask for, until they are gone."""
@@ -113,13 +108,17 @@ class ServiceReporter:
             log.warning(
                 "session affinity not kept", about=key, service=str(key), lists=unkept[key], limit=limit
             )
-            self._record(affinity_not_kept(self._node_name, key, unkept[key], limit), known)
+            what = (
+                f"serves {key} without session affinity, which needs {unkept[key]} lists of clients: the Services of"
+                f" a namespace may have {limit}, the oldest Service first (maxAffinityLists)"
+            )
+            self._record(key, "AffinityNotKept", what, known)
 
-    def _record(self, event: KubernetesEvent, recorded: set[Key]) -> None:
+    def _record(self, service: Key, reason: str, what: str, recorded: set[Key]) -> None:
         """Record an event unless its Service is among those recorded, and add the Service."""
-        if event.regarding not in recorded:
-            recorded.add(event.regarding)
-            self._recorder.record(event)
+        if service not in recorded:
+            recorded.add(service)
+            self._recorder.on_service(service, reason, what)
 
 
 class SyncLog:

@@ -160,7 +160,7 @@ class StatusService:
         services = self._query(lambda cluster, tables: list_services(cluster, tables, filter_))
         health = self._observers.health.state()
         history = self._observers.history
-        pending_services, pending_endpoints = self._observers.pending()
+        pending_services, pending_endpoints = self._observers.metrics.pending()
         now = time.time()
         return AgentStatus(
             version=pykubeproxy.__version__,

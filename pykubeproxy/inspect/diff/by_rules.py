@@ -288,7 +288,6 @@ def _reachable(start: set[str], jumps: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def _endpoints(view: ServiceView | None) -> dict[tuple[str, int], float]:
-    """Return the shares of endpoints."""
     return {(one.address, one.port): one.share for one in view.endpoints} if view else {}
 
 
@@ -331,7 +330,6 @@ def _port_sentences(
     change: str,
     policies: Sequence[tuple[PolicyDifference, ServiceView | None, ServiceView | None]],
 ) -> Iterator[str]:
-    """Yield the changes of one service port."""
     title = f"{name} {name.protocol}" if name.protocol != "TCP" else str(name)
     if not policies:
         yield f"{title}: different rules for the same endpoints"

@@ -3,9 +3,10 @@
 import enum
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
+from typing import TypeVar
 
 import msgspec
 
@@ -19,6 +20,7 @@ from pykubeproxy.rules.difference import own_part
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.wording import counted, listed, one_line, percent, period
 
+_Value = TypeVar("_Value", bound=Hashable)
 _HEADER = ("NODE", "PROXY", "VERDICT", "WRONG", "SINCE AT LEAST")
 VERDICTS = {
     PacketVerdict.DROP: "dropped",
@@ -318,24 +320,26 @@ def _row(result: NodeResult) -> Row:
     return Row((one_line(result.name), one_line(result.proxy or ""), verdict, wrong, since))
 
 
-def _reasons(results: Sequence[NodeResult]) -> Iterator[Block]:
-    """Yield a sentence for each reason why nodes are not compared, or lack rules altogether."""
-    nodes: dict[str, list[str]] = {}
+def _nodes_by(
+    results: Sequence[NodeResult], values: Callable[[NodeResult], Iterable[_Value]]
+) -> Mapping[_Value, Sequence[str]]:
+    """Return the names of the nodes that have a value in common."""
+    nodes: dict[_Value, list[str]] = {}
     for result in results:
-        if result.reason:
-            nodes.setdefault(result.reason, []).append(result.name)
-    for reason, names in nodes.items():
+        for value in values(result):
+            nodes.setdefault(value, []).append(result.name)
+    return nodes
+
+
+def _reasons(results: Sequence[NodeResult]) -> Iterator[Block]:
+    for reason, names in _nodes_by(results, lambda result: filter(None, [result.reason])).items():
         yield Sentence(f"{_start(names)}{reason}")
 
 
 def _wrong(results: Sequence[NodeResult], most: int | None) -> Iterator[Block]:
     """Yield a section for the Services that are wrong in the same way on the same nodes."""
-    nodes: dict[WrongService, list[str]] = {}
-    for result in results:
-        for service in result.wrong:
-            nodes.setdefault(service, []).append(result.name)
     services: dict[tuple[str, ...], list[WrongService]] = {}
-    for service, names in nodes.items():
+    for service, names in _nodes_by(results, lambda result: result.wrong).items():
         services.setdefault(tuple(names), []).append(service)
     for places, some in sorted(services.items(), key=lambda item: -len(item[0])):
         title = f"{_start(places)}{counted(len(some), 'wrong Service')}"
@@ -353,12 +357,7 @@ def _lines(services: Sequence[WrongService], most: int | None) -> Iterator[str]:
 
 
 def _quarantined(results: Sequence[NodeResult], most: int | None) -> Iterator[Block]:
-    """Yield a sentence for the nodes whose agents quarantined the same Services."""
-    nodes: dict[tuple[str, ...], list[str]] = {}
-    for result in results:
-        if result.quarantined:
-            nodes.setdefault(result.quarantined, []).append(result.name)
-    for services, names in nodes.items():
+    for services, names in _nodes_by(results, lambda result: filter(None, [result.quarantined])).items():
         where = f" --node {names[0]}" if names[0] else ""
         yield Sentence(
             f"{_start(names)}{counted(len(services), 'quarantined Service')}, not served: {listed(services, most)};"
@@ -367,12 +366,7 @@ def _quarantined(results: Sequence[NodeResult], most: int | None) -> Iterator[Bl
 
 
 def _contested(results: Sequence[NodeResult]) -> Iterator[Block]:
-    """Yield a sentence for each address that several Services have."""
-    nodes: dict[Contested, list[str]] = {}
-    for result in results:
-        for one in result.contested:
-            nodes.setdefault(one, []).append(result.name)
-    for one, names in sorted(nodes.items()):
+    for one, names in sorted(_nodes_by(results, lambda result: result.contested).items()):
         services = listed(one.services, _PLACES)
         yield Sentence(f"{_start(names)}{one.at} belongs to {services}; kube-proxy serves any one of them")
 

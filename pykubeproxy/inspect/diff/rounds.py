@@ -106,7 +106,6 @@ def _time(seconds: float | None) -> datetime | None:
 
 
 def _keys(result: NodeResult) -> Sequence[Key]:
-    """Return the Services that are wrong on a node."""
     return [*(service.key for service in result.wrong), *([_ALL] if result.reason else [])]
 
 

@@ -144,8 +144,6 @@ class _PolicyRules(msgspec.Struct):
 
 
 class _PortReader(msgspec.Struct, frozen=True):
-    """Make the views of one service port."""
-
     ruleset: Ruleset
     counters: Counters
     name: PortName

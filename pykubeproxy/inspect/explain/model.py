@@ -378,7 +378,6 @@ def _alike(nodes: Iterable[Node], named: Collection[str]) -> Iterable[Sequence[N
 
 
 def _on_all_nodes(answers: Sequence[Explanation], families: Collection[Family]) -> Explanation:
-    """Join the answers of all nodes about a Service in these families."""
     first = answers[0]
     ports: dict[tuple[PortName, Family], list[PortExplanation]] = {}
     for port in (port for answer in answers for port in answer.ports if port.family in families):

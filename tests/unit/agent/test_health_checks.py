@@ -35,7 +35,7 @@ class Proxy:
     def __init__(self, open_files: int = 1024) -> None:
         self.notes = FakeRecorder()
         self.healthy = True
-        self.checks = HealthChecks(HERE, self.notes, lambda: self.healthy, open_files)
+        self.checks = HealthChecks(self.notes, lambda: self.healthy, open_files)
 
 
 @pytest.fixture

@@ -1,8 +1,11 @@
 """Loop events, and their effects on health, metrics, health check ports and listeners."""
 
+import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,10 +14,12 @@ from structlog.testing import capture_logs
 from pykubeproxy import http
 from pykubeproxy.agent import BindFailed
 from pykubeproxy.agent.observe import listeners
+from pykubeproxy.agent.observe.events import as_object
 from pykubeproxy.agent.observe.listeners import Listeners
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.config import ListenAddress, load
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed, Node, Updated
+from pykubeproxy.rules.drift import TableDrift
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch, free_port
@@ -36,7 +41,7 @@ class Agent:
             **{name.replace("_", "-"): value for name, value in flags.items()},
         }
         self.notes = FakeRecorder()
-        self.observers = Observers(load(None, self.flags).config, HERE, Family, self.notes)
+        self.observers = Observers(load(None, self.flags).config, Family, self.notes)
 
     def sync(self, *objects: object, family: Family = Family.IPV4, settle: bool = True) -> None:
         done = report(*objects, family=family, full=True, rules={"nat": 5})  # type: ignore[arg-type]
@@ -203,7 +208,8 @@ def test_contention_keeps_health_check_ports_open(make: Callable[..., Agent]) ->
     agent.sync(web, slice_of(endpoint("10.1.0.1", node_name=HERE)), settle=False)
     agent.sync(family=Family.IPV6)
     for contested in (False, True, True):
-        agent.observers.drift_repaired(report(), (), 0.1, contested)
+        done = msgspec.structs.replace(report(), drift=(TableDrift("nat", rules=1),))
+        agent.observers.drift_repaired(done, ("nft (process 7)",), 0.1, contested)
     assert fetch(port).status == 200
     assert agent.observers.metrics.registry.get_sample_value(
         "pykubeproxy_drift_contested", {"ip_family": "IPv4"}
@@ -216,17 +222,37 @@ def test_contention_keeps_health_check_ports_open(make: Callable[..., Agent]) ->
         agent.observers.drift_calm(Family.IPV4)
     repaired = ["DriftRepaired"] * 3
     assert sorted(agent.notes.reasons) == ["DriftCalm", "DriftContested", *repaired, "Starting"]
+    about = {it.reason: (it.type, it.note) for it in agent.notes.events}
+    rules = "IPv4 rules of node node1"
+    assert about["DriftCalm"] == ("Normal", f"no other program undoes {rules} any more")
+    assert about["DriftContested"] == (
+        "Warning",
+        f"another program keeps undoing {rules}; pykubeproxy waits longer before each repair",
+    )
+    assert about["DriftRepaired"] == (
+        "Warning",
+        f"nft (process 7) changed {rules}; pykubeproxy repaired them: nat: 1 rule missing",
+    )
 
 
 def test_a_health_check_port_in_use_is_retried(make: Callable[..., Agent]) -> None:
-    """Also without further changes."""
+    """Also without further changes. The events say the same as those recorded from a kube-proxy; ours have UIDs too."""
     agent = make()
     agent.observers.serve(agent.flags)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        agent.sync(service(type="LoadBalancer", external_local=True, health_check_node_port=port))
+        web = service(type="LoadBalancer", external_local=True, health_check_node_port=port)
+        agent.sync(msgspec.structs.replace(web, namespace="default"))
         agent.observers.retry_listeners()
-    assert agent.notes.reasons == ["Starting", "FailedToStartServiceHealthcheck"]
+    theirs = json.loads((Path(__file__).parents[2] / "data" / "events.json").read_text())
+    for made, recorded in zip(agent.notes.events, theirs, strict=True):
+        ours: dict[str, Any] = as_object(made, 1, "kube-proxy-vm", uid="0c5d")
+        del ours["eventTime"], ours["metadata"], ours["regarding"]["uid"]
+        note, _, reason = recorded.pop("note", "").partition("32000: ")
+        assert reason == "" or ours["note"] == f"{note}{port}: Address already in use"
+        expected = {field: it for field, it in recorded.items() if field in ours}
+        assert ours | {"note": ""} == expected | {"note": ""}
+        assert recorded.keys() - ours.keys() == {"eventTime", "metadata", "deprecatedSource"}
     agent.observers.retry_listeners()
     assert fetch(port).status == 503
 

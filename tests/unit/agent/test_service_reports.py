@@ -34,7 +34,7 @@ class Reports:
     def __init__(self, lines: list[MutableMapping[str, Any]]) -> None:
         self.lines = lines
         self.recorder = FakeRecorder()
-        self.sync = ServiceReporter(HERE, self.recorder, 500).sync_succeeded
+        self.sync = ServiceReporter(self.recorder, 500).sync_succeeded
 
     @property
     def regarding(self) -> list[Key]:

@@ -37,7 +37,7 @@ class Proxy(SyncedFamily):
 
     def __init__(self) -> None:
         super().__init__()
-        self.observers = Observers(CONFIG, "node1", [Family.IPV4], FakeRecorder(), needs_node=False)
+        self.observers = Observers(CONFIG, [Family.IPV4], FakeRecorder(), needs_node=False)
 
     def follow(self, *objects: Object) -> None:
         report = self.sync(*(Updated(it) for it in objects))

@@ -15,7 +15,7 @@ from tests.fakes.iptables import fail_on
 from tests.fakes.recorder import FakeRecorder
 from tests.fakes.synced import SyncedFamily, flags_context
 from tests.objects import service, slice_of
-from tests.reports import HERE, report
+from tests.reports import report
 
 SERVICES = TREE_ABOVE + 50
 LINKS = Rejected(9, "-I PREROUTING -j KUBE-SERVICES", "RULE_INSERT failed (Too many links)", 4)
@@ -137,7 +137,7 @@ def test_a_small_cluster_has_no_tree_to_reject() -> None:
 
 def test_a_rejected_tree_is_reported_once() -> None:
     """By a warning, a metric and the status, until iptables accepts the tree again."""
-    observers = Observers(load(None, {}).config, HERE, Family, FakeRecorder())
+    observers = Observers(load(None, {}).config, Family, FakeRecorder())
     done = report(service())
     gauge = "pykubeproxy_dispatch_tree_rejected"
 

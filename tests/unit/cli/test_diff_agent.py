@@ -90,21 +90,3 @@ def test_without_an_agent_the_output_says_that_settings_are_defaults(
         result.stderr
         == f"No differences: the same objects with {config}, {one_node} with default settings.\n"
     )
-
-
-def test_a_busy_agent_is_an_error(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With default settings instead, every Service would differ."""
-    monkeypatch.setattr(running_agent, "DEFAULT_URL", agent(serve, busy=5))
-    result = compared("--against", OBJECTS)
-    assert result.exit_code == 2
-    assert "returned status 503; retry, or pass --config" in result.stderr
-
-
-def test_files_and_flags_take_precedence(monkeypatch: pytest.MonkeyPatch, config: str) -> None:
-    """With -f or flags of `run`, diff asks no agent."""
-    monkeypatch.setattr(running_agent, "fetch", lambda *_, **__: pytest.fail("diff asked an agent"))
-    assert compared(*HERE, "--against", OBJECTS).exit_code == 0
-    assert compared("--config", config, "--kubeconfig", "missing", "--against", OBJECTS).exit_code == 2
-    result = compared("-f", OBJECTS, "--url", "http://127.0.0.1:1")
-    assert result.exit_code == 2
-    assert "cannot be combined with -f" in result.stderr

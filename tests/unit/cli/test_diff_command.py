@@ -34,13 +34,6 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_standard_input_for_both() -> None:
-    """Standard input can be read only once, so the second side would be empty."""
-    result = compared("-f", "-", "--against", "-", *HERE)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert 'only one of -f, --against, --rules and --bundle can be "-"' in result.stderr
-
-
 def test_no_differences() -> None:
     """Without differences, print one line to standard error and exit with 0."""
     result = compared("-f", OLD, "--against", OLD, *HERE)

@@ -103,12 +103,6 @@ def answering(serve: Serve, body: bytes) -> str:
     return f"http://127.0.0.1:{serve(http.router({'/servicez': lambda _: http.Response(body, http.JSON)}))}"
 
 
-def test_another_version(serve: Serve) -> None:
-    """explain rejects objects of another version."""
-    body = encode(ObjectDocument(NodeObjects(Node("n")), "", version="0.0.1"))
-    assert "its version is 0.0.1, this is" in asked("web", "--url", answering(serve, body)).stderr
-
-
 OBJECTS_OF_WEB = NodeObjects(Node("n"), (service("web"),))
 
 

@@ -155,14 +155,6 @@ def test_progress_of_nodes_that_are_read_again_has_its_own_count(
     assert seen == ["Reading nodes: 8", *["one"] * 8, "Reading nodes: 1", "one"]
 
 
-def test_the_document_names_stale_nodes(stale: set[str]) -> None:
-    stale.add("node1")
-    result = run("--all-nodes", "-o", "json")
-    document = json.loads(result.stdout)
-    assert document["different"] is True
-    assert [it["node"] for it in document["nodes"] if it["verdict"] == "differs"] == ["node1"]
-
-
 def test_the_rules_of_one_node_are_compared_as_text(stale: set[str]) -> None:
     stale.add("node1")
     assert run("--node", "node2", "-o", "rules").exit_code == 1, "it runs an older version"

@@ -2,7 +2,6 @@
 
 import json
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -179,16 +178,6 @@ def test_an_ipv6_bind_address_moves_the_servers() -> None:
     assert config.health_address == ListenAddress("::", 10256)
     assert config.metrics_address == ListenAddress("127.0.0.1", 9)
     assert read('bindAddress: "::"').metrics_address == ListenAddress("::1", 10249)
-
-
-def test_settings_without_effect_are_kept() -> None:
-    """Fields of other modes cause no warning, and change nothing but the document."""
-    body = "ipvs: {scheduler: rr, excludeCIDRs: [10.0.0.1/8]}\nportRange: 1-2\nwindowsRunAsService: true\n"
-    body += "logging: {flushFrequency: 7000000000}\nenableProfiling: true"
-    config, default = read(body), read("").document
-    assert msgspec.structs.replace(config, document=default) == read("")
-    changed = {key: value for key, value in config.document.items() if value != default.get(key)}
-    assert changed.keys() == {"enableProfiling", "ipvs", "logging", "windowsRunAsService"}
 
 
 @pytest.mark.parametrize("end", ["---", "---\n", "---\n# the end\n", "---\n---\n", "..."])

@@ -123,19 +123,6 @@ def test_flagz_is_as_recorded() -> None:
     assert set(ours) <= set(lines)
 
 
-def test_flagz_writes_values_as_go_does() -> None:
-    """Given values appear in canonical form."""
-    flags = {
-        "iptables-sync-period": "90s",
-        "nodeport-addresses": ("10.0.0.0/8", "fd00::/64"),
-        "masquerade-all": "t",
-    }
-    flags |= {"feature-gates": "B=1,A=f", "cleanup": "true"}
-    lines = flagz(flag_values(flags, load(None, flags).config)).splitlines()
-    assert {"iptables-sync-period: 1m30s", "masquerade-all: true", "cleanup: true"} <= set(lines)
-    assert {"nodeport-addresses: [10.0.0.0/8,fd00::/64]", "feature-gates: A=false,B=true"} <= set(lines)
-
-
 def test_flagz_shows_what_was_ignored_as_it_was_given() -> None:
     """Beside a file a flag may be nonsense without harm, and the page is there all the same."""
     flags = {"iptables-sync-period": "30", "kube-api-qps": ["fast", "faster"], "v": "2"}
@@ -144,21 +131,6 @@ def test_flagz_shows_what_was_ignored_as_it_was_given() -> None:
     assert config.logging.verbosity == 2
     lines = flagz(flag_values(flags, config)).splitlines()
     assert {"iptables-sync-period: 30", "kube-api-qps: faster", "v: 2"} <= set(lines)
-
-
-def test_configz_shows_what_is_usually_left_out() -> None:
-    """Gates, vmodule, split streams and our own key are there once they are not the default."""
-    flags = {
-        "feature-gates": "A=true",
-        "vmodule": "x=3",
-        "iptables-backend": "nft",
-        "log-text-split-stream": "true",
-    }
-    shown = configz(load(None, flags).config)["kubeproxy.config.k8s.io"]
-    assert isinstance(shown, dict)
-    assert (shown["featureGates"], shown["pykubeproxy"]) == ({"A": True}, {"iptablesBackend": "nft"})
-    assert shown["logging"]["vmodule"] == [{"filePattern": "x", "verbosity": 3}]
-    assert shown["logging"]["options"]["text"] == {"splitStream": True, "infoBufferSize": "0"}
 
 
 _NAMES = st.text(st.characters(categories=["L", "N"], max_codepoint=0x2FF), min_size=1, max_size=8)

@@ -239,6 +239,29 @@ SHOWN: tuple[tuple[str, str, dict[str, object], dict[str, str]], ...] = (
             "kube-api-burst": "15",
         },
     ),
+    (
+        "",
+        (
+            "--masquerade-all=t --feature-gates=B=1,A=f --cleanup=true --vmodule=x=3 --iptables-backend=nft"
+            " --log-text-split-stream=true"
+        ),
+        {
+            "iptables.masqueradeAll": True,
+            "featureGates.A": False,
+            "featureGates.B": True,
+            "logging.vmodule": [{"filePattern": "x", "verbosity": 3}],
+            "logging.options.text.splitStream": True,
+            "pykubeproxy.iptablesBackend": "nft",
+        },
+        {
+            "masquerade-all": "true",
+            "feature-gates": "A=false,B=true",
+            "cleanup": "true",
+            "vmodule": "x=3",
+            "iptables-backend": "nft",
+            "log-text-split-stream": "true",
+        },
+    ),
     ("", "--healthz-port=0", {"healthzBindAddress": ""}, {"healthz-bind-address": "", "healthz-port": "0"}),
     (
         "",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.config import Dispatch, load
+from pykubeproxy.config import load
 from pykubeproxy.inspect.diff.by_rules import RuleChanges, compare_rules, rules_difference, unified
 from pykubeproxy.inspect.diff.report import diff_report, rules_result
 from pykubeproxy.inspect.node import NodeState, Origin
@@ -19,12 +19,10 @@ from pykubeproxy.report.text import text as report_text
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.difference import own_part
-from pykubeproxy.rules.iptables_save import canonical, parse
 from pykubeproxy.rules.render import installed, render
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
 from tests import strategies
-from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, load_case, node_of
 from tests.objects import endpoint, service, slice_of
 
 Objects = Iterable[Service | EndpointSlice]
@@ -328,24 +326,6 @@ def test_json_has_endpoints_shares_rules_and_messages() -> None:
     assert states == [("KUBE-SVC-", "changed", 1, 0), ("KUBE-SEP-", "removed", 2, 0)]
     same = rules_difference([compare_rules(rules(after), rules(after))])
     assert (same.ports, same.chains, same.messages) == ((), (), ())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_kube_proxys_rules_do_not_differ(name: str) -> None:
-    case = load_case(name)
-    node = node_of(case)
-    for family in Family:
-        rules_context = rule_context(
-            config_of(case), node.name, node, KernelFacts(addresses=ADDRESSES), family
-        )
-        rules_context = msgspec.structs.replace(
-            rules_context, options=msgspec.structs.replace(rules_context.options, dispatch=Dispatch.FLAT)
-        )
-        desired = installed(render(cluster_of(case), rules_context), rules_context.options)
-        recorded = parse(family, canonical("\n".join(case["expected"][family.value.lower()])))
-        # Table mangle was not recorded.
-        recorded = Ruleset(family, {**recorded.chains, ChainKey("mangle", "KUBE-PROXY-CANARY"): ()})
-        assert sentences_between(own_part(recorded, desired), desired) == []
 
 
 @settings(deadline=None, max_examples=60)

@@ -44,11 +44,40 @@ def test_both_families_of_the_nft_backend(cluster: RemoteNodes, read: Read) -> N
     assert NAT_SERVICES in outcome.rules[Family.IPV4].ruleset.chains
 
 
-def test_legacy_backend(cluster: RemoteNodes, read: Read) -> None:
+@pytest.mark.parametrize(
+    ("tables_of", "backend"),
+    [({"nft": KUBELET_ONLY, "legacy": SERVING}, "legacy"), ({"": SERVING}, "nft")],
+)
+def test_backend_that_serves(
+    cluster: RemoteNodes, read: Read, tables_of: dict[str, str], backend: str
+) -> None:
+    """An image may have programs of a single backend."""
     cluster.pod("p1", "n1")
-    cluster.saves("p1", "nft", KUBELET_ONLY)
-    cluster.saves("p1", "legacy", SERVING)
-    assert tables(read()["n1"]) == {Family.IPV4: "legacy"}
+    for name, text in tables_of.items():
+        cluster.saves("p1", name, text)
+    assert tables(read()["n1"]) == {Family.IPV4: backend}
+
+
+@pytest.mark.parametrize(
+    ("tables_of", "by_design", "expected"),
+    [
+        ({}, False, "the image of pod kube-system/p1 has no iptables-save; use --debug-image IMAGE"),
+        ({"nft": "*nat\nfoo\nCOMMIT\n"}, False, "iptables-nft-save in pod kube-system/p1, line 3"),
+        (
+            {"nft": KUBELET_ONLY, "legacy": ""},
+            False,
+            "no service-proxy rules; run `kubectl logs -n kube-system p1`",
+        ),
+        ({"nft": IPVS}, True, "runs kube-proxy v1.35.1 in IPVS mode"),
+    ],
+)
+def test_node_without_rules_to_read(
+    cluster: RemoteNodes, read: Read, tables_of: dict[str, str], by_design: bool, expected: str
+) -> None:
+    cluster.pod("p1", "n1")
+    for name, text in tables_of.items():
+        cluster.saves("p1", name, text)
+    assert expected in reason(read()["n1"], by_design=by_design)
 
 
 def test_rules_in_both_backends(cluster: RemoteNodes, read: Read) -> None:
@@ -61,12 +90,6 @@ def test_rules_in_both_backends(cluster: RemoteNodes, read: Read) -> None:
     outcome = read()["n1"]
     assert isinstance(outcome, NodeState)
     assert (tables(outcome), outcome.other_backend) == ({Family.IPV4: "nft"}, "legacy")
-
-
-def test_image_with_a_single_backend(cluster: RemoteNodes, read: Read) -> None:
-    cluster.pod("p1", "n1")
-    cluster.saves("p1", "", SERVING)
-    assert tables(read()["n1"]) == {Family.IPV4: "nft"}
 
 
 def test_node_without_ipv6(cluster: RemoteNodes, read: Read) -> None:
@@ -94,12 +117,6 @@ def test_windows_node(cluster: RemoteNodes, read: Read) -> None:
     assert tables(outcome["n3"])
 
 
-def test_image_without_iptables_save(cluster: RemoteNodes, read: Read) -> None:
-    cluster.pod("p1", "n1")
-    expected = "the image of pod kube-system/p1 has no iptables-save; use --debug-image IMAGE"
-    assert reason(read()["n1"]).startswith(expected)
-
-
 def test_program_that_fails(cluster: RemoteNodes, read: Read) -> None:
     cluster.pod("p1", "n1")
     for name in ("iptables-nft-save", "ip6tables-nft-save"):
@@ -109,19 +126,6 @@ def test_program_that_fails(cluster: RemoteNodes, read: Read) -> None:
         " (you must be root)"
     )
     assert reason(read()["n1"]) == expected
-
-
-def test_output_that_is_no_rules(cluster: RemoteNodes, read: Read) -> None:
-    cluster.pod("p1", "n1")
-    cluster.saves("p1", "nft", "*nat\nfoo\nCOMMIT\n")
-    assert "iptables-nft-save in pod kube-system/p1, line 3" in reason(read()["n1"])
-
-
-def test_proxy_that_has_written_nothing(cluster: RemoteNodes, read: Read) -> None:
-    cluster.pod("p1", "n1")
-    cluster.saves("p1", "nft", KUBELET_ONLY)
-    cluster.saves("p1", "legacy", "")
-    assert reason(read()["n1"]) == "no service-proxy rules; run `kubectl logs -n kube-system p1`"
 
 
 @pytest.mark.parametrize("mode", ["ipvs", "nftables"])
@@ -134,12 +138,6 @@ def test_mode_on_the_command_line(cluster: RemoteNodes, read: Read, mode: str) -
     assert (outcome.proxy, outcome.pod) == ("kube-proxy v1.35.1", "kube-system/p1")
 
 
-def test_ipvs_mode_by_its_rules(cluster: RemoteNodes, read: Read) -> None:
-    cluster.pod("p1", "n1")
-    cluster.saves("p1", "nft", IPVS)
-    assert reason(read()["n1"], by_design=True) == "runs kube-proxy v1.35.1 in IPVS mode"
-
-
 def test_nftables_mode_by_its_tables(cluster: RemoteNodes, read: Read) -> None:
     cluster.pod("p1", "n1")
     cluster.saves("p1", "nft", KUBELET_ONLY)
@@ -148,7 +146,7 @@ def test_nftables_mode_by_its_tables(cluster: RemoteNodes, read: Read) -> None:
     assert reason(read()["n1"], by_design=True) == "runs kube-proxy v1.35.1 in nftables mode"
 
 
-def test_anby_design(cluster: RemoteNodes, read: Read) -> None:
+def test_node_of_another_proxy(cluster: RemoteNodes, read: Read) -> None:
     cluster.pod("cilium-1", "n1", {"k8s-app": "cilium"})
     cluster.pod("p2", "n2")
     cluster.pod("cilium-2", "n2", {"k8s-app": "cilium"})

@@ -8,7 +8,7 @@ import pytest
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.rules import blocks
 from pykubeproxy.rules.applied import AppliedState, Update
-from pykubeproxy.rules.blocks import Blocks, Stage
+from pykubeproxy.rules.blocks import Blocks
 from pykubeproxy.rules.digests import Desired, DesiredPort
 from pykubeproxy.rules.dispatch import SharedEntries, Tree
 from pykubeproxy.rules.options import RuleOptions
@@ -103,14 +103,6 @@ def test_reading_chunks_has_no_side_effect(chains_per_block: int | None) -> None
     assert "-X KUBE-SVC-OLD" in text
     assert "-X KUBE-SVC-0\n" not in text
     assert [key.chain for chunk in first for key in chunk.deleted] == ["KUBE-SVC-OLD"]
-
-
-@pytest.mark.parametrize("chains_per_block", [None, 3, 200])
-def test_each_chunk_says_why_it_stands_at_its_place(chains_per_block: int | None) -> None:
-    """The stages are in their order, and unused chains are deleted after all others are written."""
-    stages = [it for chunk in Blocks(Rendered().update(LIVE), chains_per_block) for it in chunk.stages]
-    assert stages == sorted(stages, key=[*Stage].index)
-    assert {Stage.CANARY, Stage.REJECTING, Stage.OWN, Stage.SWITCHING, Stage.UNUSED} <= set(stages)
 
 
 def test_an_unchanged_service_after_a_large_one_needs_no_further_block() -> None:

@@ -73,17 +73,6 @@ def test_addresses_of_a_name_that_changes_are_kept(monkeypatch: pytest.MonkeyPat
     assert client.server_addresses() == newest | {("127.0.0.1", 1)}
 
 
-def test_no_name_is_resolved_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop asks at each sync."""
-    client = Client(master="http://api.example:1")
-
-    def fail(*arguments: object, **options: object) -> None:
-        raise AssertionError("resolved a name")
-
-    monkeypatch.setattr(socket, "getaddrinfo", fail)
-    assert client.server_addresses() == frozenset()
-
-
 def test_the_addresses_of_a_proxy_replace_those_of_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
