@@ -1,7 +1,7 @@
 """`trace`: show where a connection goes, and why, through the rules of one or several nodes."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
@@ -166,13 +166,6 @@ def trace(
     _emit(found, output, with_steps)
 
 
-class _RulesAndNames(NamedTuple):
-    """The rules of the node, and where names are looked up."""
-
-    rules: NodeSource
-    directory: Directory
-
-
 def _rules_and_names(
     config: Config,
     filename: str | None,
@@ -180,8 +173,8 @@ def _rules_and_names(
     bundle_file: str | None,
     addresses: tuple[str, ...],
     targets: Sequence[Target],
-) -> _RulesAndNames:
-    """Return the rules of the node, and the objects that the targets name. Raises ReadError, UsageError."""
+) -> tuple[NodeSource, Directory]:
+    """Return the rules of the node, and where names are looked up. Raises ReadError, UsageError."""
     from pykubeproxy.cli import logs
     from pykubeproxy.nodes import directory as names
     from pykubeproxy.nodes.objects import RenderedNode, manifest_objects, read_manifests
@@ -193,15 +186,15 @@ def _rules_and_names(
     if filename is not None and manifests and not (files or bundle):
         known = manifest_objects(filename, manifests, config)
         found = names.manifest_directory(filename, manifests, config, known.node.name)
-        return _RulesAndNames(RenderedNode(known, config, addresses), found)
+        return RenderedNode(known, config, addresses), found
     rules = node_source(files, bundle, config.iptables_backend.value, addresses)
     if filename is not None and manifests:
-        return _RulesAndNames(rules, names.manifest_directory(filename, manifests, config))
+        return rules, names.manifest_directory(filename, manifests, config)
     if all(target.kind is TargetKind.ADDRESS for target in targets):
-        return _RulesAndNames(rules, Directory(""))
+        return rules, Directory("")
     logs.set_up(config.logging.format)
     live = not (files or bundle)
-    return _RulesAndNames(rules, names.node_directory(config, rules, targets, bundle, live=live))
+    return rules, names.node_directory(config, rules, targets, bundle, live=live)
 
 
 def _client_kind(source: Target, origin: _Origin | None) -> LocationKind | None:

@@ -3,6 +3,7 @@
 An unknown condition counts as not met. Packets are the first of their connection.
 """
 
+import enum
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -19,7 +20,6 @@ from pykubeproxy.inspect.packets.addresses import (
     subtract,
 )
 from pykubeproxy.inspect.packets.packet import DNAT, LOCAL, SNAT, UNTRACKED, AffinityList, NodeNetwork, Packet
-from pykubeproxy.inspect.packets.rules import BaseChain, Hook, RuleEffect, RuleEnd, Split
 from pykubeproxy.objects import family_of
 from pykubeproxy.rules.iptables_save import (
     parse_number,
@@ -29,6 +29,63 @@ from pykubeproxy.rules.iptables_save import (
     without_comment,
 )
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+
+
+class Hook(enum.Enum):
+    """A point on the way of packets through the kernel."""
+
+    PREROUTING = "PREROUTING"
+    INPUT = "INPUT"
+    FORWARD = "FORWARD"
+    OUTPUT = "OUTPUT"
+    POSTROUTING = "POSTROUTING"
+
+
+class BaseChain(NamedTuple):
+    """A chain that packets enter at a hook.
+
+    - `translates`: only the first packet of a tracked connection enters, and that only once at a kind of hook
+    - `drops`: packets that no rule decides on are dropped
+    """
+
+    key: ChainKey
+    translates: bool
+    drops: bool
+
+
+class RuleEnd(enum.Enum):
+    """How a packet leaves a chain by a rule. RETURN continues behind the jump to the chain."""
+
+    ACCEPT = "ACCEPT"
+    DROP = "DROP"
+    REJECT = "REJECT"
+    RETURN = "RETURN"
+
+
+class RuleEffect(msgspec.Struct, frozen=True):
+    """The packet after a rule; without an end it continues with the next rule. `remark` may be ""."""
+
+    packet: Packet
+    end: RuleEnd | None = None
+    remark: str = ""
+
+
+# Parts of the packets that get to a rule, each with its probability.
+Parts = tuple[tuple[Packet, float], ...]
+
+
+class Split(NamedTuple):
+    """How a rule divides packets: by chance, and by client if there are many.
+
+    - `failed`: the position of the condition that no packet meets
+    - `error`: why the rule cannot be evaluated; then no packet matches
+    """
+
+    matched: Parts
+    missed: Parts = ()
+    failed: int = -1
+    error: str = ""
+
 
 # Starts the reason of a step that trace cannot evaluate.
 NOT_KNOWN = "trace does not know"
@@ -512,7 +569,7 @@ class _Index:
 
 
 class IptablesRules:
-    """The tables of iptables for one family, as `PacketRules`. A chain is read when a packet first gets there."""
+    """The tables of iptables for one family. A chain is read when a packet first gets there."""
 
     def __init__(self, ruleset: Ruleset) -> None:
         self.family = ruleset.family
