@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from pykubeproxy.cli import completion
-from pykubeproxy.cli.help import QUESTION, SOURCE, option
+from pykubeproxy.cli.help import QUESTION, SOURCE, option, with_options
 from pykubeproxy.cli.terminal import echo_line
 from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.node import NodeSource, ReadError
@@ -163,7 +163,7 @@ def cluster_options(command: _Command) -> _Command:
         with cluster_errors():
             return command(cluster=ClusterOptions(**options), **arguments)
 
-    return _with_options(wrapper, _CLUSTER_OPTIONS)
+    return with_options(wrapper, _CLUSTER_OPTIONS)
 
 
 def node_options(command: _Command) -> _Command:
@@ -177,13 +177,7 @@ def node_options(command: _Command) -> _Command:
             )
         return command(nodes=NodeSelection(names, everywhere), **arguments)
 
-    return _with_options(wrapper, _NODE_OPTIONS)
-
-
-def _with_options(command: _Command, options: tuple[Callable[[_Command], _Command], ...]) -> _Command:
-    for add in reversed(options):
-        command = add(command)
-    return command
+    return with_options(wrapper, _NODE_OPTIONS)
 
 
 def list_nodes(client: "Client", wanted: NodeSelection) -> Sequence[Node]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from pykubeproxy.cli.help import ACTION, OUTPUT, QUESTION, SOURCE, Topic, option
+from pykubeproxy.cli.help import ACTION, OUTPUT, QUESTION, SOURCE, Topic, option, with_options
 from pykubeproxy.cli.terminal import echo_line
 from pykubeproxy.config import ACTIONS, SETTINGS, Config, ConfigError, Loaded, Setting, load
 from pykubeproxy.config.kinds import BOOL
@@ -148,12 +148,12 @@ def config_options(command: _Command) -> _Command:
     The command gets one argument `flags`: the given flags by name without dashes, with their text, or a tuple of texts
     for repeatable flags. Flags without effect and deprecated flags are accepted but hidden from `--help`.
     """
-    return _with_options(command, _FLAGGED)
+    return with_options(command, map(_option, _FLAGGED))
 
 
 def action_options(command: _Command) -> _Command:
     """Add --write-config-to, --init-only, --cleanup and --version to `flags`; see `is_on` for the last three."""
-    return _with_options(command, _EXITING)
+    return with_options(command, map(_option, _EXITING))
 
 
 def is_on(flags: Mapping[str, object], name: str) -> bool:
@@ -184,12 +184,6 @@ def read_config(flags: Mapping[str, object], option: str = "--config") -> Config
     for warning in warnings:
         echo_line(warning, err=True)
     return config
-
-
-def _with_options(command: _Command, settings: tuple[Setting, ...]) -> _Command:
-    for setting in reversed(settings):
-        command = _option(setting)(command)
-    return command
 
 
 def _option(setting: Setting) -> Callable[[_Command], _Command]:

@@ -179,6 +179,13 @@ def option(*names: str, group: str, **attributes: Any) -> Callable[[_Function], 
     return click.option(*names, cls=Option, group=group, **attributes)
 
 
+def with_options(command: _Function, options: Iterable[Callable[[_Function], _Function]]) -> _Function:
+    """Add options, which --help shows in this order."""
+    for add in reversed([*options]):
+        command = add(command)
+    return command
+
+
 def _option_rows(params: Iterable[click.Parameter], ctx: click.Context) -> dict[str, list[_Row]]:
     """Return the names and the help of visible options, by group in the order of GROUPS."""
     rows: dict[str, list[_Row]] = {group: [] for group in GROUPS}

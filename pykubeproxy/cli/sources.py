@@ -84,13 +84,7 @@ def node_source(
         )
     from pykubeproxy.nodes.live import LiveNode
 
-    return LiveNode(backend, writer=_agent_backend)
-
-
-def _agent_backend() -> str:
-    from pykubeproxy.nodes.agent import agent_backend
-
-    return agent_backend()
+    return LiveNode(backend)
 
 
 def check_url(url: str | None, flags: Mapping[str, object], filename: str | None = None) -> None:

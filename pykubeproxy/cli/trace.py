@@ -1,7 +1,7 @@
 """`trace`: show where a connection goes, and why, through the rules of one or several nodes."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
@@ -42,7 +42,7 @@ from pykubeproxy.inspect.trace.conclusion import TraceVerdict
 from pykubeproxy.inspect.trace.journey import ReadNodes, TracedWay, receivers
 from pykubeproxy.inspect.trace.question import NowhereToStart, misplaced, trace_in_cluster, trace_on_node
 from pykubeproxy.inspect.trace.report import TraceReport
-from pykubeproxy.objects import Family, Node, Protocol, family_of
+from pykubeproxy.objects import Family, Node, Protocol
 
 # Most traces read live rules, so only the functions that need others import the modules for them.
 if TYPE_CHECKING:
@@ -166,13 +166,6 @@ def trace(
     _emit(found, output, with_steps)
 
 
-class _RulesAndNames(NamedTuple):
-    """The rules of the node, and where names are looked up."""
-
-    rules: NodeSource
-    directory: Directory
-
-
 def _rules_and_names(
     config: Config,
     filename: str | None,
@@ -180,8 +173,8 @@ def _rules_and_names(
     bundle_file: str | None,
     addresses: tuple[str, ...],
     targets: Sequence[Target],
-) -> _RulesAndNames:
-    """Return the rules of the node, and the objects that the targets name. Raises ReadError, UsageError."""
+) -> tuple[NodeSource, Directory]:
+    """Return the rules of the node, and where names are looked up. Raises ReadError, UsageError."""
     from pykubeproxy.cli import logs
     from pykubeproxy.nodes import directory as names
     from pykubeproxy.nodes.objects import RenderedNode, manifest_objects, read_manifests
@@ -193,15 +186,15 @@ def _rules_and_names(
     if filename is not None and manifests and not (files or bundle):
         known = manifest_objects(filename, manifests, config)
         found = names.manifest_directory(filename, manifests, config, known.node.name)
-        return _RulesAndNames(RenderedNode(known, config, addresses), found)
+        return RenderedNode(known, config, addresses), found
     rules = node_source(files, bundle, config.iptables_backend.value, addresses)
     if filename is not None and manifests:
-        return _RulesAndNames(rules, names.manifest_directory(filename, manifests, config))
+        return rules, names.manifest_directory(filename, manifests, config)
     if all(target.kind is TargetKind.ADDRESS for target in targets):
-        return _RulesAndNames(rules, Directory(""))
+        return rules, Directory("")
     logs.set_up(config.logging.format)
     live = not (files or bundle)
-    return _RulesAndNames(rules, names.node_directory(config, rules, targets, bundle, live=live))
+    return rules, names.node_directory(config, rules, targets, bundle, live=live)
 
 
 def _client_kind(source: Target, origin: _Origin | None) -> LocationKind | None:
@@ -285,7 +278,7 @@ def trace_over_nodes(
         directory,
         family=family,
         protocol=protocol,
-        entry=via or _any_node(directory, start, family),
+        entry=via,
     )
     echo_notes({"": (*remarks, *ends.notes)})
     with node_access(client, cluster) as access:
@@ -310,15 +303,6 @@ def _reader(access: "NodeAccess", directory: Directory) -> ReadNodes:
         return {name: known.get(name, absent[name]) for name in names}
 
     return read
-
-
-def _any_node(directory: Directory, start: Target, family: Family | None) -> str:
-    """Return a node that stands for all that receive connections to a node port; "" if there is none."""
-    wanted = family_of(start.name) if start.kind is TargetKind.ADDRESS else family
-    for node in directory.nodes:
-        if any(wanted in (None, family_of(address)) for address in node.addresses):
-            return node.name
-    return ""
 
 
 def _entrances(ends: ResolvedConnection, directory: Directory) -> Sequence[TracedWay]:

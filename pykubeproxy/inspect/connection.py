@@ -62,10 +62,6 @@ class Directory(msgspec.Struct, frozen=True, dict=True):
         """Return a Node by name."""
         return next((node for node in self.nodes if node.name == name), None)
 
-    def pod(self, key: Key) -> Pod | None:
-        """Return a Pod by name."""
-        return self.pods.get(key)
-
     @cached_property
     def pods(self) -> dict[Key, Pod]:
         """All known Pods: those of the API, and those that EndpointSlices name."""
@@ -211,7 +207,7 @@ def _find(target: Target, directory: Directory) -> _End:
 
 
 def _pod(target: Target, directory: Directory) -> _End:
-    pod = directory.pod(target.key)
+    pod = directory.pods.get(target.key)
     if pod is None:
         raise missing(target, (f"pod/{key}" for key in directory.pods), directory)
     if pod.finished:
@@ -262,52 +258,38 @@ _MOST_PORTS = 6
 _AnyPort = TypeVar("_AnyPort", Port, EndpointPort)
 
 
-def choose_service_port(service: Service, target: Target, protocol: Protocol | None) -> Port:
-    """Return the port of a Service that a target and a protocol name; without a port, the only one.
-
-    Raises Unresolved, with the ports to choose from.
-    """
+def _service_port(service: Service, target: Target, protocol: Protocol | None) -> Port:
+    """Return the port of a Service that a target and a protocol name; without a port, the only one."""
     if not service.ports:
         raise Unresolved(f"{target.without_port} has no ports, so nothing is served; check its spec.ports")
-    try:
-        return _choose(service.ports, target, protocol)
-    except _NoPort:
+    if target.port and not any(_is(port, target.port) for port in service.ports):
         for port in service.ports:
             if target.port == str(port.node_port):
                 raise Unresolved(
                     f"{target.port} is the node port of {target.without_port}; use node/NAME:{target.port}, or"
                     f" {target.without_port}:{port.name or port.port}"
-                ) from None
-        raise
+                )
+    return _choose(service.ports, target, protocol)
 
 
-def choose_pod_port(pod: Pod | None, target: Target, protocol: Protocol | None) -> tuple[int, Protocol]:
-    """Return the number and protocol of a pod's port; a number may be one that the Pod does not declare.
-
-    The protocol of such a port is TCP by default. Raises Unresolved.
-    """
-    ports = pod.ports if pod else ()
+def _pod_port(pod: Pod, target: Target, protocol: Protocol | None) -> tuple[int, Protocol]:
+    """Return the number and protocol of a pod's port; a number may be one that the Pod does not declare."""
     number = int(target.port) if target.port.isdecimal() else 0
-    if number and not any(port.port == number for port in ports):
+    declared = [port.protocol for port in pod.ports if port.port == number]
+    # A declaration is only information: the process may listen with both protocols.
+    if number and (not declared or (protocol and protocol not in declared)):
         return number, protocol or Protocol.TCP
-    if not ports:
+    if not pod.ports:
         raise Unresolved(f"{target.without_port} declares no ports; use {target.without_port}:NUMBER")
-    if number and protocol and not any(port.port == number and port.protocol is protocol for port in ports):
-        # A declaration is only information: the process may listen with both protocols.
-        return number, protocol
-    chosen = _choose(ports, target, protocol)
+    chosen = _choose(pod.ports, target, protocol)
     assert chosen.port is not None, "ports without a number are left out"
     return chosen.port, chosen.protocol
-
-
-class _NoPort(Unresolved):
-    """No port has the name or number."""
 
 
 def _choose(ports: Sequence[_AnyPort], target: Target, protocol: Protocol | None) -> _AnyPort:
     named = [port for port in ports if _is(port, target.port)] if target.port else list(ports)
     if not named:
-        raise _NoPort(f"{target.without_port} has no port {target.port}; it has {_names(ports)}")
+        raise Unresolved(f"{target.without_port} has no port {target.port}; it has {_names(ports)}")
     matching = [port for port in named if protocol in (None, port.protocol)]
     if not matching:
         assert protocol is not None, "a protocol filters"
@@ -422,8 +404,8 @@ def resolve(
 
     Without `family`, take one that both ends have: that of the Service's first address or the pod's primary one, if the
     source has it. Without `protocol`, take that of the port, TCP for a plain address. `client` overrides where the
-    source is. Clients outside use a load balancer address, an external IP, or a node port at the Node `entry`; others
-    use the cluster IP. Raises Unresolved.
+    source is. Clients outside use a load balancer address, an external IP, or a node port at the Node `entry`, or
+    at the first of a whole cluster; others use the cluster IP. Raises Unresolved.
     """
     start = _find(source, directory)
     kind = client or start.location.kind or (LocationKind.OUTSIDE if directory.pod_networks else None)
@@ -433,9 +415,10 @@ def resolve(
     end = _find(destination, directory)
     sender, address = _addresses(start, destination, end.addresses, family)
     if end.pod:
-        number, chosen = choose_pod_port(end.pod, destination, protocol)
+        number, chosen = _pod_port(end.pod, destination, protocol)
         to = TracedDestination(chosen.value, address, number)
-        return ResolvedConnection(source, destination, sender, to, notes=tuple(_notes_about(end, end.pod)))
+        unready = f"{destination.without_port} is not ready, so Services do not send to it."
+        return ResolvedConnection(source, destination, sender, to, notes=() if end.pod.ready else (unready,))
     number = int(destination.port)
     default = Protocol.TCP if destination.kind is TargetKind.ADDRESS else None
     found = _service_at(address, number, protocol or default, directory)
@@ -460,7 +443,7 @@ def _to_service(
     if service is None:
         raise missing(target, (f"svc/{service.key}" for service in directory.services), directory)
     _check_served(service, target, directory)
-    port = choose_service_port(service, target, protocol)
+    port = _service_port(service, target, protocol)
     outside = start.location.kind is LocationKind.OUTSIDE
     frontends = _frontends(service, port, outside, directory, entry)
     if not frontends or (outside and port.node_port and frontends[0].kind is FrontendKind.CLUSTER_IP):
@@ -501,8 +484,9 @@ def _frontends(
     service: Service, port: Port, outside: bool, directory: Directory, entry: str
 ) -> tuple[Frontend, ...]:
     """Return the frontends for a client, the preferred ones first."""
-    node = directory.node(entry)
-    every = tuple(_all_frontends(service, port, node.addresses if node else ()))
+    nodes = [node for node in directory.nodes if node.name == entry or (directory.complete and not entry)]
+    at_nodes = [address for node in nodes for address in node.addresses]
+    every = tuple(_all_frontends(service, port, at_nodes))
     if not outside:
         return tuple(frontend for frontend in every if frontend.kind is FrontendKind.CLUSTER_IP)
     return tuple(sorted(every, key=lambda frontend: _PREFERRED_OUTSIDE.index(frontend.kind)))
@@ -576,11 +560,6 @@ def _unserved(address: str, number: int, protocol: str, directory: Directory) ->
         if address in (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips):
             return f"Service {service.key} has no port {number}/{protocol}"
     return None
-
-
-def _notes_about(end: _End, pod: Pod) -> Iterator[str]:
-    if not pod.ready:
-        yield f"{end.target.without_port} is not ready, so Services do not send to it."
 
 
 def _notes_about_service(

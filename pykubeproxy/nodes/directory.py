@@ -252,7 +252,7 @@ def _with_nodes_of_pods(client: "Client", targets: Sequence[Target], found: Dire
     from pykubeproxy.sources import SourceError
     from pykubeproxy.sources.queries import list_kind
 
-    pods = (found.pod(target.key) for target in targets if target.kind is TargetKind.POD)
+    pods = (found.pods.get(target.key) for target in targets if target.kind is TargetKind.POD)
     names = {found.here, *(pod.node for pod in pods if pod)} - {"", *(node.name for node in found.nodes)}
     nodes = found.nodes
     with suppress(SourceError):

@@ -1,7 +1,7 @@
 """The node that this program runs on: the live tables of one backend."""
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 from pykubeproxy import kernel
@@ -27,17 +27,11 @@ def host_name() -> str:
 class LiveNode:
     """This node. `backend` is chosen by the rules that serve it if it is "auto".
 
-    If both backends have service-proxy rules, that one is read which `writer` returns, the backend that the agent on this
-    node writes; a remark says so.
+    If both backends have service-proxy rules, the one is read that the agent on this node writes; a remark says so.
     """
 
-    def __init__(
-        self,
-        backend: Literal["auto", "nft", "legacy"] = "auto",
-        name: str = "",
-        writer: Callable[[], str] = str,
-    ) -> None:
-        self._setting, self._name, self._writer = backend, name, writer
+    def __init__(self, backend: Literal["auto", "nft", "legacy"]) -> None:
+        self._setting = backend
         self._chosen: tuple[Backend, tuple[str, ...]] | None = None
 
     def nodes(self, question: Question) -> Iterator[NodeState]:
@@ -70,7 +64,7 @@ class LiveNode:
                     raise
                 unread[unread_rules(family)] = str(error)
         return NodeState(
-            node=Node(self._name or host_name()),
+            node=Node(host_name()),
             origin=Origin(f"live rules ({backend.value})", f"in the {backend.value} tables of this node"),
             rules=rules,
             network=_network(question.families) if question.lazily else NodeNetwork(),
@@ -85,7 +79,9 @@ class LiveNode:
         other = kernel.other_backend_with_chain(chosen, NAT_SERVICES)
         if other is None:
             return chosen, ()
-        written = self._writer() if self._setting == "auto" else ""
+        from pykubeproxy.nodes import agent  # most nodes have one backend, and need no HTTP
+
+        written = agent.agent_backend() if self._setting == "auto" else ""
         if written == other.value:
             chosen, other = other, chosen
         writer = ", which the agent writes" if written == chosen.value else ""

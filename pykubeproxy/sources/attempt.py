@@ -13,8 +13,6 @@ from collections.abc import Callable, Generator
 
 # Parts that the thread reads ahead of its caller.
 _AHEAD = 4
-# How often to call `meanwhile`, in seconds.
-_TURN = 0.1
 # struct tcp_info: the offset of tcpi_last_ack_recv, and a value of tcpi_state.
 _ACKNOWLEDGED, _ESTABLISHED = 56, 1
 
@@ -28,15 +26,11 @@ class OutOfTime(Exception):
 class Attempt:
     """Run `produce` on a thread of its own and hand over its parts one by one.
 
-    The thread may hang in a name server, a credential plugin or a slow response: `take` returns in time regardless.
-    While it waits, it calls `meanwhile` again and again. The caller must call `cancel` at the end: it wakes the thread if
-    it waits on a socket.
+    The thread may hang in a name server, a credential plugin or a slow response: `take` returns in time regardless. The
+    caller must call `cancel` at the end: it wakes the thread if it waits on a socket.
     """
 
-    def __init__(
-        self, produce: Callable[[], Generator[bytes, None, None]], meanwhile: Callable[[], None] | None = None
-    ) -> None:
-        self._meanwhile = meanwhile
+    def __init__(self, produce: Callable[[], Generator[bytes, None, None]]) -> None:
         self.missing = "response from"
         self.acknowledged = -math.inf  # when the connection ended: the peer's last acknowledgement, monotonic
         self._parts: queue.Queue[bytes | Exception | None] = queue.Queue(_AHEAD)
@@ -47,17 +41,10 @@ class Attempt:
 
     def take(self, seconds: float) -> bytes | None:
         """Return the next part, None at the end. Raises OutOfTime, or what `produce` raised."""
-        end = time.monotonic() + seconds
-        while True:
-            left = max(0.0, end - time.monotonic())
-            if self._meanwhile:
-                self._meanwhile()
-            try:
-                part = self._parts.get(timeout=min(left, _TURN) if self._meanwhile else left)
-                break
-            except queue.Empty:
-                if not left:
-                    raise OutOfTime(self.missing) from None
+        try:
+            part = self._parts.get(timeout=max(0.0, seconds))
+        except queue.Empty:
+            raise OutOfTime(self.missing) from None
         if isinstance(part, Exception):
             raise part
         return part

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # The longest time to the header of a response, in seconds: the API server's own limit for a request.
 _LONGEST_ANSWER = 60.0
 _MAX_CREATED = 1 << 20  # bytes of the response to a new object
+# How often to call `meanwhile`, in seconds.
+_TURN = 0.1
 # Socket timeouts come this much later, in seconds: they end a thread whose caller has timed out.
 _LATER = 1.0
 
@@ -53,11 +55,6 @@ class _ApiRequest(msgspec.Struct, frozen=True):
     body: Mapping[str, object] | None = None
     compressible: bool = False
     accept: str = _JSON
-
-    @property
-    def accepted(self) -> tuple[int, ...]:
-        """The statuses of success."""
-        return (200, 201, 202) if self.body else (200,)
 
 
 class Client:
@@ -129,7 +126,7 @@ class Client:
         target = f"{path}?{urlencode(query)}"
         request = _ApiRequest("GET", target, resource, verbs, idle, None, compressible, accept)
         with self._opened(partial(self._exchange, request), idle, meanwhile) as response:
-            yield response.pieces(idle, end)
+            yield response.pieces(idle, end, meanwhile)
 
     @contextmanager
     def connection(
@@ -180,22 +177,18 @@ class Client:
     def _opened(
         self, exchange: _Exchange, idle: float, meanwhile: Callable[[], None] | None = None
     ) -> Iterator["ApiResponse"]:
-        with closing(self._start(exchange, idle, math.inf, meanwhile)) as response:
+        with closing(self._start(exchange, idle, math.inf)) as response:
             while response.opened is None:
-                response.read(idle)
+                if meanwhile:
+                    meanwhile()
+                response.read(_TURN if meanwhile else idle)
             yield response
 
-    def _start(
-        self,
-        exchange: _Exchange,
-        answer: float,
-        seconds: float,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> "ApiResponse":
+    def _start(self, exchange: _Exchange, answer: float, seconds: float) -> "ApiResponse":
         self._bucket.wait()
         self.contact.requested()
         try:
-            attempt = Attempt(partial(self._authenticated, exchange), meanwhile)
+            attempt = Attempt(partial(self._authenticated, exchange))
         except RuntimeError as error:
             raise Failure(f"the request to {self.server} failed: {error}") from None
         return ApiResponse(attempt, self, min(answer, _LONGEST_ANSWER), seconds)
@@ -240,7 +233,7 @@ class Client:
         response = transport.send(request.method, request.target, headers, body, request.idle + _LATER)
         try:
             pieces = content(response)
-            if response.status not in request.accepted:
+            if response.status not in (200, 201, 202):
                 raise failures.from_response(response, pieces, request.resource, request.verbs)
             self.contact.heard()
             yield b""
@@ -302,18 +295,25 @@ class ApiResponse:
             self._client.contact.heard()
         return piece
 
-    def pieces(self, idle: float, end: float) -> Iterator[bytes]:
+    def pieces(self, idle: float, end: float, meanwhile: Callable[[], None] | None = None) -> Iterator[bytes]:
         """Yield the pieces, each of which must arrive within `idle` seconds, and all until `end`. Raises Failure."""
-        while (left := end - time.monotonic()) > 0:
-            piece = self.read(min(idle, left))
+        silent = time.monotonic() + idle  # when to give up without another piece
+        while True:
+            if meanwhile:
+                meanwhile()
+            left = min(silent, end) - time.monotonic()
+            if left <= 0:
+                break
+            piece = self.read(min(left, _TURN) if meanwhile else left)
             if piece is None:
                 return
             if piece:
                 yield piece
-            elif left > idle:
-                reason = f"no data from {self._client.server} for too long"
-                raise self._failed(Unreachable(reason, persistent=True))
-        raise self._failed(Failure("the API server's response takes too long", persistent=True))
+                silent = time.monotonic() + idle
+        if end <= silent:
+            raise self._failed(Failure("the API server's response takes too long", persistent=True))
+        reason = f"no data from {self._client.server} for too long"
+        raise self._failed(Unreachable(reason, persistent=True))
 
     def close(self) -> None:
         """End the request."""

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -179,27 +179,15 @@ exec setpriv --bounding-set="-all$capabilities" --inh-caps=-all --ambient-caps=-
 """
 
 
-@contextmanager
 def confined(
-    log: Path,
-    lock: Path,
-    capabilities: tuple[str, ...],
-    *flags: str,
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[subprocess.Popen[bytes]]:
+    log: Path, lock: Path, capabilities: tuple[str, ...], *flags: str
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """Run an agent with only these capabilities, such as net_admin; write its log to a file."""
     lock.touch()
     bounding = "".join(f",+{it}" for it in capabilities)
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _CONFINE, "sh", str(lock)]
-    command.append(bounding)
-    extra = {"XTABLES_LOCKFILE": str(lock), **(environment or {})}
-    with log.open("wb") as errors:
-        process = subprocess.Popen([*command, *PROGRAM, *flags], stderr=errors, env={**os.environ, **extra})
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
+    entering = ("unshare", "--mount", "--propagation", "private", "sh", "-c", _CONFINE, "sh")
+    environment = {"XTABLES_LOCKFILE": str(lock)}
+    return running(log, *flags, environment=environment, inside=(*entering, str(lock), bounding))
 
 
 def capabilities_of(process: subprocess.Popen[bytes]) -> tuple[int, bool]:

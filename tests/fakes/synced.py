@@ -1,13 +1,14 @@
 """A cluster, and tables of one family in memory that follow it: the world of the tests of syncs."""
 
 from collections.abc import Callable
+from typing import cast
 
 from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.agent.work import Changes, Losses, Turn
 from pykubeproxy.agent.write import SyncFailed
 from pykubeproxy.config import load
-from pykubeproxy.kernel import Backend, Failed, KernelError
+from pykubeproxy.kernel import Backend, Failed, KernelError, Tables
 from pykubeproxy.objects import Event, Family, Key, Node
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.ownership import is_ours
@@ -23,18 +24,19 @@ _ALL = 1_000_000
 NODE_IP = "192.168.99.10"
 
 
-def flags_context(family: Family = Family.IPV4, **flags: object) -> RuleContext:
-    """Return the context of rules for these flags."""
+def flags_context(family: Family = Family.IPV4, nfacct: bool = True, /, **flags: object) -> RuleContext:
+    """Return the context of rules for these flags; with `nfacct`, on a kernel with the counters."""
     named = {name.replace("_", "-"): str(value).lower() for name, value in flags.items()}
     here = Node(NODE, (NODE_IP,), (), "zone-a")
-    return rule_context(load(None, named).config, NODE, here, KernelFacts((NODE_IP,)), family)
+    return rule_context(load(None, named).config, NODE, here, KernelFacts((NODE_IP,), nfacct=nfacct), family)
 
 
 class SyncedFamily:
     """A cluster and the tables of one family.
 
     `sync`, `lose` and `turn` raise what the agent raises. `round` and the functions after it go on, as the loop does.
-    Writes fail after `blocks` blocks, and at a block with the chain `broken`; `after_block` is called after each other.
+    The tables are `live`, or fake ones. Writes fail after `blocks` blocks, and at a block with the chain `broken`;
+    `after_block` is called after each other.
     """
 
     def __init__(
@@ -44,14 +46,16 @@ class SyncedFamily:
         backend: Backend = Backend.NFT,
         chains_per_block: int | None = _ALL,
         after_block: Callable[[FakeIptables], None] = lambda _: None,
+        live: Tables | None = None,
     ) -> None:
-        self.context = context or flags_context()
+        family = live.family if live else Family.IPV4
+        self.context = context or flags_context(family, live is None)
         self.cluster = Cluster()
-        self.live = FakeIptables(backend, self.context.options.family)
+        self.live = cast("FakeIptables", live) if live else FakeIptables(backend, self.context.options.family)
         self.blocks, self.broken = _ALL, ""
         self._chains_per_block = chains_per_block
         if chains_per_block == _ALL:
-            self._chains_per_block = 200 if backend is Backend.NFT else None
+            self._chains_per_block = 200 if self.live.backend is Backend.NFT else None
         self._after_block = after_block
         self._changed: set[Key] = set()
         self._restore = self.live.restore

@@ -5,19 +5,14 @@ from pathlib import Path
 import click
 import pytest
 
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
 from pykubeproxy.cli.completion import services
 from pykubeproxy.cli.dump_rules import dump_rules
-from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, open_iptables
 from pykubeproxy.objects import Family, Updated
-from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.dispatch import TREE_ABOVE
-from pykubeproxy.services.cluster import Cluster
 from tests.cases import as_restore_input
+from tests.fakes.synced import SyncedFamily
 from tests.objects import service
-from tests.reports import HERE
 
 pytestmark = pytest.mark.root
 
@@ -42,13 +37,9 @@ def test_the_networks_of_a_dispatch_tree_are_no_names(
 ) -> None:
     """The comment of a branch names its network, such as "services at 10.96.0.0/16"."""
     monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "lock"))
-    cluster = Cluster()
     names = [f"svc{number}" for number in range(TREE_ABOVE + 1)]
-    for number, name in enumerate(names):
-        cluster.apply(Updated(service(name, cluster_ip=f"10.96.0.{number}")))
-    tables = FamilyTables(open_iptables(backend, Family.IPV4), 200)
-    facts = KernelFacts(nfacct=False)
-    tables.sync(cluster, Changes(set()), rule_context(load(None, {}).config, HERE, None, facts, Family.IPV4))
+    services = [service(name, cluster_ip=f"10.96.0.{number}") for number, name in enumerate(names)]
+    SyncedFamily(*map(Updated, services), live=open_iptables(backend, Family.IPV4)).sync()
     assert completed("") == sorted(f"ns/{name}" for name in names)
 
 

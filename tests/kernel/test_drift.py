@@ -15,10 +15,7 @@ import pytest
 
 from pykubeproxy.agent.drift import DriftSchedule, TableReader
 from pykubeproxy.agent.report import SyncReport
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
 from pykubeproxy.agent.write import SyncFailed
-from pykubeproxy.config import load
 from pykubeproxy.kernel import (
     TABLES,
     Backend,
@@ -29,17 +26,15 @@ from pykubeproxy.kernel import (
     watch_tables,
 )
 from pykubeproxy.kernel.legacy import legacy_tables
-from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed
+from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Listed
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.drift import TableDrift
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.services.cluster import Cluster
 from tests.fakes.drift import scope
 from tests.fakes.follower import eventually
+from tests.fakes.synced import SyncedFamily, flags_context
 from tests.objects import service, slice_of
-from tests.strategies import NODE
 
 pytestmark = pytest.mark.root
 
@@ -58,11 +53,6 @@ COMMIT
 COMMIT
 """
 PREROUTING = ChainKey("nat", "PREROUTING")
-DOCUMENT = {
-    "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-    "kind": "KubeProxyConfiguration",
-    "clusterCIDR": "10.244.0.0/16,fd00:10:244::/64",
-}
 
 
 class Node:
@@ -79,8 +69,9 @@ class Node:
         )
         self.family = family
         self.watched = msgspec.structs.replace(self.real, own_writes=self.watch.own_writes)
-        self.tables = FamilyTables(self.watched, 200 if backend is Backend.NFT else None)
-        self.cluster = Cluster()
+        context = flags_context(family, False, cluster_cidr="10.244.0.0/16,fd00:10:244::/64")
+        self.synced = SyncedFamily(context=context, live=self.watched)
+        self.tables = self.synced.tables
         four = family is Family.IPV4
         made = [
             (
@@ -90,9 +81,10 @@ class Node:
             for n, name in enumerate(("a", "b", "c", "d"), 1)
         ]
         # The last service has no endpoints, so table filter has a rule.
-        self.cluster.apply(Listed(Kind.SERVICE, tuple(it for it, _ in made)))
-        self.cluster.apply(Listed(Kind.ENDPOINT_SLICE, tuple(it for _, it in made[:-1])))
-        self.sync()
+        self.sync(
+            Listed(Kind.SERVICE, tuple(it for it, _ in made)),
+            Listed(Kind.ENDPOINT_SLICE, tuple(it for _, it in made[:-1])),
+        )
         assert self.external_writes == []
         threading.Thread(target=self.watch.run, daemon=True).start()
         self.before = self.real.save()
@@ -104,11 +96,8 @@ class Node:
         outcome = self.runner.run((command, *arguments), text)
         assert outcome.exit_code == 0, outcome.stderr
 
-    def sync(self, *touched: Key) -> SyncReport:
-        rules_context = rule_context(
-            load(DOCUMENT, {}).config, NODE, None, KernelFacts(nfacct=False), self.family
-        )
-        report = self.tables.sync(self.cluster, Changes(touched), rules_context)
+    def sync(self, *events: Event) -> SyncReport:
+        report = self.synced.sync(*events)
         self.watch.synced(self.family, report.table_counts)
         return report
 
@@ -276,10 +265,9 @@ def test_a_sync_reports_no_external_write(node: Node, full: bool) -> None:
     node.run("", "-t", "nat", "-A", "PREROUTING", "-j", "CNI-HOSTPORT")
     eventually(lambda: node.external_writes or node.real.backend is Backend.NFT)
     node.external_writes.clear()
-    node.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "c")))
     if full:
         node.tables.work.distrust()
-    node.sync(Key("ns", "c"))
+    node.sync(Deleted(Kind.SERVICE, Key("ns", "c")))
     assert node.external_writes == []
 
 
@@ -390,10 +378,9 @@ def test_a_failing_watch_fails_the_sync(node: Node, when: str) -> None:
                 yield note
         raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
 
-    node.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "c")))
     node.tables._tables = msgspec.structs.replace(node.watched, own_writes=failing)
     with pytest.raises(SyncFailed, match="cannot watch the tables while writing to them: No buffer space"):
-        node.sync(Key("ns", "c"))
+        node.sync(Deleted(Kind.SERVICE, Key("ns", "c")))
     node.tables._tables = node.watched
     node.sync()
     node.tables.work.distrust()
@@ -409,9 +396,8 @@ def test_a_write_right_after_our_own_is_reported(node: Node) -> None:
             yield note
             node.run("", "-t", "nat", "-D", "KUBE-POSTROUTING", "1")
 
-    node.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "c")))
     node.tables._tables = msgspec.structs.replace(node.watched, own_writes=then_tampered)
-    node.sync(Key("ns", "c"))
+    node.sync(Deleted(Kind.SERVICE, Key("ns", "c")))
     node.tables._tables = node.watched
     assert node.repair() == {"nat": TableDrift("nat", rules=1)}
 

@@ -12,10 +12,7 @@ import pytest
 import yaml
 
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
-from pykubeproxy.config import load
-from pykubeproxy.kernel import Backend, Runner
+from pykubeproxy.kernel import Runner
 from pykubeproxy.objects import (
     Deleted,
     EndpointPort,
@@ -28,10 +25,8 @@ from pykubeproxy.objects import (
     Updated,
     family_of,
 )
-from pykubeproxy.rules.context import KernelFacts, rule_context
-from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import NodePortAddresses
-from tests.fakes.iptables import FakeIptables
+from tests.fakes.synced import SyncedFamily, flags_context
 from tests.kernel.flows import CLIENT, insert, listed
 from tests.objects import endpoint, service, slice_of
 
@@ -57,27 +52,23 @@ class Node:
 
     def __init__(self, case: dict[str, Any], family: Family) -> None:
         self._addresses = NodePortAddresses(tuple(case.get("nodePortAddresses", ())))
-        self._iptables = FakeIptables(Backend.NFT, family)
-        self._terms = rule_context(load(None, {}).config, "node1", None, KernelFacts(nfacct=False), family)
-        self._cluster = Cluster()
+        self._synced = SyncedFamily(context=flags_context(family))
         self._objects: dict[str, dict[str, Any]] = {}
         self.start()
 
     def start(self) -> None:
         """Replace the agent by a new one."""
-        self._tables = FamilyTables(self._iptables, None)
+        self._synced.restart()
         self._cleaner = FlowCleaner(0)
 
     def change(self, step: dict[str, dict[str, Any]]) -> None:
         """Apply the changed fields of each Service and its EndpointSlice."""
         for name, fields in step.items():
             self._objects[name] = self._objects.get(name, {}) | fields
-        events = [event for name in step for event in _events(name, self._objects[name])]
-        self._touched = set().union(*(self._cluster.apply(event) for event in events))
+            self._synced.apply(*_events(name, self._objects[name]))
 
     def sync(self) -> None:
-        report = self._tables.sync(self._cluster, Changes(self._touched), self._terms)
-        self._cleaner.synced(report, self._addresses)
+        self._cleaner.synced(self._synced.sync(), self._addresses)
         self._cleaner.clean()
 
 

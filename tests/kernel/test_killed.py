@@ -12,10 +12,8 @@ import pytest
 from pykubeproxy.agent import quarantine
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.agent.work import Changes
-from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Iptables, Runner, Tables, open_iptables
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
-from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.service import PortRules, port_rules
@@ -25,13 +23,13 @@ from pykubeproxy.services.selection import Selection
 from tests.fakes.follower import eventually
 from tests.fakes.iptables import FakeIptables
 from tests.fakes.rules import GivenRules
+from tests.fakes.synced import flags_context
 from tests.objects import service, slice_of
 
 pytestmark = pytest.mark.root
 
 SERVICES, ROUNDS, KILLS = 40, 4, 3
-CONFIG = load(None, {"cluster-cidr": "10.244.0.0/16"}).config
-CONTEXT = rule_context(CONFIG, "node1", None, KernelFacts(nfacct=False), Family.IPV4)
+CONTEXT = flags_context(Family.IPV4, False, cluster_cidr="10.244.0.0/16")
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,6 @@
 
 import pytest
 
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
-from pykubeproxy.config import load
 from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS, listing
 from pykubeproxy.inspect.targets import ServiceFilter
@@ -18,12 +15,10 @@ from pykubeproxy.kernel import (
     open_iptables,
 )
 from pykubeproxy.objects import Family, Kind, Listed, Port, Protocol
-from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
-from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.ruleset import ChainKey, Count, Ruleset
 from pykubeproxy.rules.skeleton import SHARED
-from pykubeproxy.services.cluster import Cluster
 from tests.cases import NAMES
+from tests.fakes.synced import SyncedFamily
 from tests.kernel.test_dump_rules import write_rules
 from tests.objects import service, slice_of
 
@@ -49,7 +44,6 @@ def many(inside: str, iptables: Iptables) -> Iptables:
     """Services with node ports in dispatch branches, one with many endpoints and one without any."""
     ipv6 = iptables.family is Family.IPV6
     ip, pod = ("fd00:96::%x", "fd00:244::%x:%x") if ipv6 else ("10.96.%d.10", "10.244.%d.%d")
-    cluster = Cluster()
     services = tuple(
         service(
             f"s{n}",
@@ -62,11 +56,7 @@ def many(inside: str, iptables: Iptables) -> Iptables:
         slice_of(*(pod % (n % 256, m + 1) for m in range(150 if n == 7 else 2)), service=f"s{n}")
         for n in range(1, SERVICES)
     )
-    cluster.apply(Listed(Kind.SERVICE, services))
-    cluster.apply(Listed(Kind.ENDPOINT_SLICE, slices))
-    on = rule_context(load(None, {}).config, "node1", None, KernelFacts(nfacct=False), iptables.family)
-    limit = NFT_CHAINS_PER_BLOCK if iptables.backend is Backend.NFT else None
-    FamilyTables(iptables, limit).sync(cluster, Changes(), on)
+    SyncedFamily(Listed(Kind.SERVICE, services), Listed(Kind.ENDPOINT_SLICE, slices), live=iptables).sync()
     return iptables
 
 

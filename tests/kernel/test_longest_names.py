@@ -3,18 +3,13 @@
 import msgspec
 import pytest
 
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
-from pykubeproxy.config import load
 from pykubeproxy.kernel import Iptables, nfacct
 from pykubeproxy.objects import Family, Kind, Updated, decode
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.render import render
-from pykubeproxy.services.cluster import Cluster
+from tests.fakes.synced import SyncedFamily, flags_context
 from tests.strategies import NODE
 
-CONFIG = load(None, {"cluster-cidr": "10.244.0.0/16,fd00:10:244::/56"}).config
 LONG = "x" * 63
 VIP = {Family.IPV4: "10.96.0.10", Family.IPV6: "fd00:96:1111:2222:3333:4444:5555:6666"}
 OTHERS = {
@@ -60,12 +55,11 @@ def test_longest_names_read_back(iptables: Iptables, inside: str, dispatch: str)
             for n, protocol in enumerate(("TCP", "UDP", "SCTP"))
         ],
     }
-    cluster = Cluster()
-    for kind, it in ((Kind.SERVICE, service), (Kind.ENDPOINT_SLICE, slice_)):
-        cluster.apply(Updated(decode(kind, msgspec.json.encode(it))))
-    config = msgspec.structs.replace(CONFIG, dispatch=load(None, {"dispatch": dispatch}).config.dispatch)
-    on = rule_context(config, NODE, None, KernelFacts(), family)
-    FamilyTables(iptables, 200).sync(cluster, Changes(), on)
-    live, rendered = iptables.save().chains, render(cluster, on).chains
+    objects = ((Kind.SERVICE, service), (Kind.ENDPOINT_SLICE, slice_))
+    events = [Updated(decode(kind, msgspec.json.encode(it))) for kind, it in objects]
+    context = flags_context(family, dispatch=dispatch, cluster_cidr="10.244.0.0/16,fd00:10:244::/56")
+    synced = SyncedFamily(*events, context=context, live=iptables)
+    synced.sync()
+    live, rendered = iptables.save().chains, render(synced.cluster, context).chains
     assert {key: live[key] for key in rendered} == rendered
     assert max(len(rule) for rules in rendered.values() for rule in rules) > 255

@@ -5,19 +5,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
 from pykubeproxy.agent.write import SyncFailed
-from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Iptables
 from pykubeproxy.kernel.restore import RestoreSession
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Updated
-from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.names import endpoint_chain
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.text import Chain, block, write_chains
-from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
+from tests.fakes.synced import SyncedFamily
 from tests.objects import service, slice_of
 
 pytestmark = pytest.mark.root
@@ -59,29 +55,26 @@ class _Session:
 def test_an_unused_chain_that_another_proxy_refers_to_keeps_its_rules(iptables: Iptables) -> None:
     """In small blocks too: the sync fails, and the next one deletes both chains."""
     ipv4 = iptables.family is Family.IPV4
-    cluster, tables = Cluster(), Interrupted(iptables)
-    agent = FamilyTables(tables, 2)  # type: ignore[arg-type]
-    context = rule_context(load(None, {}).config, "node1", None, KernelFacts(nfacct=False), iptables.family)
+    tables = Interrupted(iptables)
+    agent = SyncedFamily(chains_per_block=2, live=tables)  # type: ignore[arg-type]
     endpoint = "10.244.0.5" if ipv4 else "fd00:244::5"
     for number in range(SERVICES):
         address = f"10.96.0.{number}" if ipv4 else f"fd00:96::{number}"
-        cluster.apply(Updated(service(f"s{number}", cluster_ip=address)))
-        cluster.apply(Updated(slice_of(endpoint, service=f"s{number}")))
-    agent.sync(cluster, Changes(), context)
+        agent.apply(Updated(service(f"s{number}", cluster_ip=address)))
+        agent.apply(Updated(slice_of(endpoint, service=f"s{number}")))
+    agent.sync()
     port = PortName("ns", "s3", "http", "TCP")
     used = ChainKey("nat", endpoint_chain(port, f"{endpoint}:8080" if ipv4 else f"[{endpoint}]:8080"))
     before = iptables.save().chains[used]
     assert len(before) == 2
 
-    gone = [Key("ns", f"s{number}") for number in range(1, SERVICES)]
-    for key in gone:
-        cluster.apply(Deleted(Kind.SERVICE, key))
+    agent.apply(*(Deleted(Kind.SERVICE, Key("ns", f"s{number}")) for number in range(1, SERVICES)))
     tables.text = used.chain
     tables.interrupt = lambda: iptables.restore(
         block("nat", write_chains([Chain(FOREIGN, (f"-j {used.chain}",))]))
     )
     with pytest.raises(SyncFailed):
-        agent.sync(cluster, Changes(gone), context)
+        agent.sync()
     assert iptables.save().chains[used] == before
-    agent.sync(cluster, Changes(), context)
+    agent.sync()
     assert iptables.save().chains.keys().isdisjoint({used, FOREIGN})

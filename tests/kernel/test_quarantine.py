@@ -6,20 +6,16 @@ import pytest
 
 from pykubeproxy.agent import quarantine
 from pykubeproxy.agent.report import SyncReport
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
-from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Iptables, Runner, Tables
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey, Entries
 from pykubeproxy.rules.service import PortRules, port_rules, reject_rules
-from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName, ServicePort
 from pykubeproxy.services.selection import Selection
 from tests.fakes.rules import GivenRules
+from tests.fakes.synced import SyncedFamily, flags_context
 from tests.objects import service, slice_of
 
 # This counter never exists, so the kernel rejects rules that use it.
@@ -56,34 +52,20 @@ def tampered_entries(rules: PortRules) -> Entries:
     )
 
 
-class SyncedTables:
+class SyncedTables(SyncedFamily):
     """A cluster and its tables."""
 
     def __init__(self, tables: Tables) -> None:
-        self.live = tables
-        self.cluster = Cluster()
-        self.tables = FamilyTables(tables, 30 if tables.backend is Backend.NFT else None)
-        config = load(None, {"cluster-cidr": "10.244.0.0/16"}).config
-        self.rules_context = rule_context(config, "node1", None, KernelFacts(nfacct=False), tables.family)
-
-    def sync(self, *events: Event) -> SyncReport:
-        touched = {key for event in events for key in self.cluster.apply(event)}
-        due = [
-            quarantined.port_name
-            for quarantined in self.tables.quarantined()
-            if quarantined.port_name.service_key in touched
-        ]
-        report = self.tables.sync(self.cluster, Changes(touched), self.rules_context)
-        return self.retry(due) or report
+        context = flags_context(tables.family, False, cluster_cidr="10.244.0.0/16")
+        chains_per_block = 30 if tables.backend is Backend.NFT else None
+        super().__init__(context=context, chains_per_block=chains_per_block, live=tables)
 
     def retry_all(self) -> SyncReport | None:
-        return self.retry([quarantined.port_name for quarantined in self.tables.quarantined()])
+        return self.retry_ports([quarantined.port_name for quarantined in self.tables.quarantined()])
 
-    def retry(self, ports: Sequence[PortName]) -> SyncReport | None:
+    def retry_ports(self, ports: Sequence[PortName]) -> SyncReport | None:
         """Try quarantined ports again, and return the sync that serves those that iptables accepts."""
-        if self.tables.retry_quarantined(self.cluster, ports).accepted:
-            return self.tables.sync(self.cluster, Changes(), self.rules_context)
-        return None
+        return self.sync() if self.tables.retry_quarantined(self.cluster, ports).accepted else None
 
     def saved(self) -> dict[ChainKey, tuple[str, ...]]:
         """Return our chains."""
@@ -120,26 +102,26 @@ def quarantined(report: SyncReport) -> list[str]:
 def test_a_rejected_service_is_quarantined_at_the_start(synced: SyncedTables, kind: str) -> None:
     """Its clients are rejected, all others are served, and the next sync writes nothing."""
     good = [event for number in range(20) for event in pair(f"good{number}", number)]
-    report = synced.sync(*good[:20], *pair(kind, 100), *good[20:])
+    report = synced.sync_and_retry(*good[:20], *pair(kind, 100), *good[20:])
     assert quarantined(report) == [kind]
     assert report.quarantined[0].rejects_clients
     assert report.quarantined[0].reason
     assert synced.served() == {f"10.96.1.{number}/32" for number in range(20)}
     assert synced.rejected() == {"10.96.1.100/32"}
-    assert not synced.sync().wrote
-    assert quarantined(synced.sync()) == [kind]
+    assert not synced.sync_and_retry().wrote
+    assert quarantined(synced.sync_and_retry()) == [kind]
 
 
 def test_quarantined_services_come_and_go(synced: SyncedTables) -> None:
     """A repaired service is served; a deleted one leaves no rules."""
-    synced.sync(*pair("good", 1))
+    synced.sync_and_retry(*pair("good", 1))
     bad = [event for number in range(5) for event in pair(f"bad-chain{number}", 10 + number)]
-    report = synced.sync(*bad, *pair("good2", 2), *pair("bad-entry", 30))
+    report = synced.sync_and_retry(*bad, *pair("good2", 2), *pair("bad-entry", 30))
     assert quarantined(report) == [*(f"bad-chain{number}" for number in range(5)), "bad-entry"]
     assert synced.served() == {"10.96.1.1/32", "10.96.1.2/32"}
     assert len(synced.rejected()) == 6
     # A service without endpoints has no chains to reject.
-    report = synced.sync(
+    report = synced.sync_and_retry(
         Updated(slice_of(service="bad-chain0")), Deleted(Kind.SERVICE, Key("ns", "bad-chain1"))
     )
     assert quarantined(report) == ["bad-chain2", "bad-chain3", "bad-chain4", "bad-entry"]
@@ -156,29 +138,29 @@ def test_a_changed_service_enters_and_leaves_quarantine(
     """Its rules are removed; each later change is tried."""
     with monkeypatch.context() as patch:
         patch.setattr(quarantine, "port_rules", port_rules)
-        synced.sync(*pair("good", 1), *pair("bad-chain", 2))
+        synced.sync_and_retry(*pair("good", 1), *pair("bad-chain", 2))
     assert synced.served() == {"10.96.1.1/32", "10.96.1.2/32"}
     before = synced.saved()
-    assert quarantined(synced.sync(Updated(slice_of("10.244.9.8", "10.244.9.9", service="bad-chain")))) == [
-        "bad-chain"
-    ]
+    assert quarantined(
+        synced.sync_and_retry(Updated(slice_of("10.244.9.8", "10.244.9.9", service="bad-chain")))
+    ) == ["bad-chain"]
     assert synced.served() == {"10.96.1.1/32"}
     assert not any("10.244.9." in rule for rules in synced.saved().values() for rule in rules)
     assert len(synced.saved()) == len(before) - 2
-    second_report = synced.sync(Updated(slice_of("10.244.9.7", service="bad-chain")))
+    second_report = synced.sync_and_retry(Updated(slice_of("10.244.9.7", service="bad-chain")))
     assert (quarantined(second_report), second_report.full) == (["bad-chain"], False)
     assert is_stable(synced)
     with monkeypatch.context() as patch:
         patch.setattr(quarantine, "port_rules", port_rules)
-        assert quarantined(synced.sync(Updated(slice_of("10.244.0.3", service="bad-chain")))) == []
+        assert quarantined(synced.sync_and_retry(Updated(slice_of("10.244.0.3", service="bad-chain")))) == []
     assert synced.saved() == before
 
 
 def test_quarantined_services_are_retried(synced: SyncedTables, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also without a change of the Service."""
-    assert quarantined(synced.sync(*pair("good", 1), *pair("bad-entry", 2))) == ["bad-entry"]
+    assert quarantined(synced.sync_and_retry(*pair("good", 1), *pair("bad-entry", 2))) == ["bad-entry"]
     monkeypatch.setattr(quarantine, "port_rules", port_rules)
-    assert quarantined(synced.sync(*pair("good2", 3))) == ["bad-entry"]
+    assert quarantined(synced.sync_and_retry(*pair("good2", 3))) == ["bad-entry"]
     report = synced.retry_all()
     assert report
     assert not report.full
@@ -188,7 +170,7 @@ def test_quarantined_services_are_retried(synced: SyncedTables, monkeypatch: pyt
 
 def test_a_service_with_rejected_reject_rules_gets_a_comment_only(synced: SyncedTables) -> None:
     """The comment names it; its packets are not handled."""
-    report = synced.sync(*pair("good", 1), *pair("bad-entry-wholly", 2))
+    report = synced.sync_and_retry(*pair("good", 1), *pair("bad-entry-wholly", 2))
     assert [(quarantined.name, quarantined.rejects_clients) for quarantined in report.quarantined] == [
         ("bad-entry-wholly", False)
     ]
@@ -196,12 +178,12 @@ def test_a_service_with_rejected_reject_rules_gets_a_comment_only(synced: Synced
         '-d 10.96.1.2/32 -p tcp -m comment --comment "ns/bad-entry-wholly:http port 80 is quarantined"',
     )
     assert synced.served() == {"10.96.1.1/32"}
-    assert not synced.sync().wrote
+    assert not synced.sync_and_retry().wrote
 
 
 def test_all_services_may_be_quarantined(synced: SyncedTables) -> None:
     """The node is not at fault, because it accepts a plain service."""
-    assert quarantined(synced.sync(*pair("bad-chain", 1), *pair("bad-entry", 2))) == [
+    assert quarantined(synced.sync_and_retry(*pair("bad-chain", 1), *pair("bad-entry", 2))) == [
         "bad-chain",
         "bad-entry",
     ]
@@ -216,13 +198,13 @@ def test_a_search_without_time_leaves_no_service_open(
         monkeypatch.setattr(quarantine, name, 0.0)
     good = [event for number in range(1, 31) for event in pair(f"good{number}", number)]
     every = {f"10.96.1.{number}/32" for number in range(1, 31)} | {"10.96.1.40/32"}
-    synced.sync(*good, *pair("zz-bad-chain", 40))
+    synced.sync_and_retry(*good, *pair("zz-bad-chain", 40))
     assert "10.96.1.40/32" in synced.rejected()
     assert synced.served() | synced.rejected() == every
     assert not synced.served() & synced.rejected()
     tries = 0
     while untried := synced.tables.quarantine.untried():
-        synced.retry(list(untried))
+        synced.retry_ports(list(untried))
         tries += 1
         assert tries < 50
     assert synced.rejected() == {"10.96.1.40/32"}
@@ -232,7 +214,7 @@ def test_a_search_without_time_leaves_no_service_open(
 
 def test_bisection_leaves_no_rules(synced: SyncedTables) -> None:
     """The tables equal a fresh start's with the same quarantined services."""
-    synced.sync(*pair("good", 1), *pair("bad-chain", 2), *pair("bad-entry", 3))
+    synced.sync_and_retry(*pair("good", 1), *pair("bad-chain", 2), *pair("bad-entry", 3))
     assert all(synced.saved()[canary] == () for canary in skeleton.CANARIES)
     assert is_stable(synced)
 
@@ -242,7 +224,7 @@ def is_stable(synced: SyncedTables) -> bool:
     synced.tables.work.distrust()
     before = synced.saved()
     synced.retry_all()
-    synced.sync()
+    synced.sync_and_retry()
     return synced.saved() == before
 
 
@@ -253,8 +235,7 @@ def test_ipv6_services_are_quarantined_too(runner: Runner, iptables: Iptables) -
     for name, number in (("good", 1), ("bad-chain", 2), ("bad-entry", 3)):
         ip = f"fd00:10:96::{number}" if ipv6 else f"10.96.1.{number}"
         target = f"fd00:10:244::{number}" if ipv6 else f"10.244.0.{number}"
-        synced.cluster.apply(Updated(service(name, cluster_ip=ip)))
-        synced.cluster.apply(Updated(slice_of(target, service=name)))
-    assert quarantined(synced.sync()) == ["bad-chain", "bad-entry"]
+        synced.apply(Updated(service(name, cluster_ip=ip)), Updated(slice_of(target, service=name)))
+    assert quarantined(synced.sync_and_retry()) == ["bad-chain", "bad-entry"]
     assert len(synced.rejected()) == 2
     assert is_stable(synced)

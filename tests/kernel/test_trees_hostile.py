@@ -1,24 +1,18 @@
 """Trees of addresses that another tenant chose: the kernel takes them, and packets find their way."""
 
 import functools
-import uuid
 from collections.abc import Iterator
 from ipaddress import ip_address
-from pathlib import Path
 
 import pytest
 
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes, Turn
-from pykubeproxy.config import load
 from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
-from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
-from pykubeproxy.objects import EndpointPort, Family, Kind, Listed, Port, Protocol, Service, Updated
+from pykubeproxy.kernel import Backend, Iptables
+from pykubeproxy.objects import EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Service, Updated
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.iptables_save import parse_target
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.services.cluster import Cluster
+from tests.fakes.synced import SyncedFamily, flags_context
 from tests.hostile import nested_addresses
 from tests.kernel.node_network import CLIENT, PODS, LinkedNode, PacketSpec, send_all
 from tests.objects import service, slice_of
@@ -56,49 +50,21 @@ def hostile(family: Family) -> list[Service]:
     ]
 
 
-def cluster_of(family: Family) -> Cluster:
-    cluster = Cluster()
+def world(family: Family) -> Iterator[Event]:
     services = (*victims(family), *hostile(family))
     pod1, pod2 = PODS["pod1"][family], PODS["pod2"][family]
     many = [str(ip_address(pod2) + n) for n in range(20, 200)]
     endpoints = {"deep": many, "nested": [pod2], "numbers": [pod2]}
-    cluster.apply(Listed(Kind.SERVICE, services))
+    yield Listed(Kind.SERVICE, services)
     slices = (slice_of(*endpoints.get(service.name, [pod1]), service=service.name) for service in services)
-    cluster.apply(Listed(Kind.ENDPOINT_SLICE, tuple(slices)))
-    return cluster
-
-
-def context(family: Family, dispatch: str = "auto") -> RuleContext:
-    config = load(None, {"dispatch": dispatch}).config
-    return rule_context(config, "node1", None, KernelFacts(nfacct=False), family)
-
-
-@pytest.fixture(scope="module")
-def network() -> Iterator[LinkedNode]:
-    with LinkedNode(f"x{uuid.uuid4().hex[:8]}") as built:
-        yield built
-
-
-@pytest.fixture
-def tables(network: LinkedNode, backend: Backend, family: Family, tmp_path: Path) -> Iterator[Iptables]:
-    """The node's tables in one backend, without ours afterwards."""
-    runner = Runner(
-        ("ip", "netns", "exec", network.places["node"].name), {"XTABLES_LOCKFILE": str(tmp_path / "lock")}
-    )
-    opened = open_iptables(backend, family, runner)
-    yield opened
-    for table in ("nat", "filter", "mangle"):
-        runner.run((opened.tools.restore,), f"*{table}\nCOMMIT\n")
-    runner.run(("conntrack", "-F"))
+    yield Listed(Kind.ENDPOINT_SLICE, tuple(slices))
 
 
 def test_packets_find_victims_and_nested_addresses(
-    network: LinkedNode, tables: Iptables, backend: Backend, family: Family
+    network: LinkedNode, node_tables: Iptables, backend: Backend, family: Family
 ) -> None:
     """Real packets reach their endpoints, and trace visits few rules."""
-    FamilyTables(tables, 200 if backend is Backend.NFT else None).sync(
-        cluster_of(family), Changes(), context(family)
-    )
+    SyncedFamily(*world(family), live=node_tables).sync()
     own = [victim.cluster_ips[0] for victim in victims(family)]
     # Some nested addresses are cluster IPs of victims, which keep their packets.
     nested = [address for address in NESTED[family][1::2] if address not in own]
@@ -109,7 +75,7 @@ def test_packets_find_victims_and_nested_addresses(
         **dict.fromkeys(own[::10], "pod1"),
         **dict.fromkeys(nested, "pod2"),
     }
-    ruleset = tables.save()
+    ruleset = node_tables.save()
     deep = NESTED[family][::2][0]
     for to, count in ((VICTIM[family], 1), (nested[-1], 1), (deep, 180)):
         trace = trace_packet(ruleset, Packet("tcp", client, to, 80), NodeNetwork(frozenset()))
@@ -121,8 +87,9 @@ def test_packets_find_victims_and_nested_addresses(
 def test_any_change_of_the_tree_is_written_in_any_blocks(iptables: Iptables, backend: Backend) -> None:
     """Each block may hold only some chains of the new tree."""
     family = iptables.family
-    synced = FamilyTables(iptables, 5 if backend is Backend.NFT else None)
-    cluster = cluster_of(family)
+    context = flags_context(family, False, dispatch="tree")
+    chains_per_block = 5 if backend is Backend.NFT else None
+    synced = SyncedFamily(*world(family), context=context, chains_per_block=chains_per_block, live=iptables)
     base = ip_address(VICTIM[family])
     ends = (str(base), str(base + 200), str(type(base)(int(base) // 3)))
     for near in ends:
@@ -130,11 +97,21 @@ def test_any_change_of_the_tree_is_written_in_any_blocks(iptables: Iptables, bac
             changed = service(
                 "nested", cluster_ip=str(base + 251), external_ips=nested_addresses(near, step, copies)
             )
-            report = synced.sync(cluster, Changes(cluster.apply(Updated(changed))), context(family, "tree"))
-            assert not report.quarantined
-    fresh = FamilyTables(iptables, None)
-    assert not fresh.sync(cluster, Changes(), context(family, "tree")).wrote
+            assert not synced.sync(Updated(changed)).quarantined
+    synced.restart()
+    assert not synced.sync().wrote
     assert iptables.has_chain(skeleton.NAT_SERVICES)
+
+
+def check_tree(synced: SyncedFamily) -> None:
+    """Write all, and expect that nothing is rejected, and that a second full sync has nothing to write."""
+    report = synced.sync()
+    assert not (report.rejected_tree or report.quarantined)
+    while synced.tables.work.turns:
+        synced.turn()
+    synced.tables.work.distrust()
+    report = synced.sync()
+    assert not (report.wrote or report.rejected_tree or report.quarantined)
 
 
 def deepest(ruleset: Ruleset, start: ChainKey) -> int:
@@ -149,29 +126,20 @@ def deepest(ruleset: Ruleset, start: ChainKey) -> int:
 
 
 def test_many_ports_at_nested_addresses_make_no_tree_too_deep(
-    network: LinkedNode, tables: Iptables, backend: Backend, family: Family
+    network: LinkedNode, node_tables: Iptables, backend: Backend, family: Family
 ) -> None:
     """Of two Services with the same ports, the first one gets the packets, at each of thirty addresses."""
     addresses = NESTED[family][:: len(NESTED[family]) // 30][:30]
-    cluster = cluster_of(family)
+    synced = SyncedFamily(*world(family), live=node_tables)
     numbers = (*range(20_001, 20_261), 25_000)
     ports = tuple(Port(f"p{n}", Protocol.TCP, n) for n in numbers)
     targets = tuple(EndpointPort(port.name, Protocol.TCP, 8080) for port in ports)
     base = ip_address(VICTIM[family])
     for index, pod in enumerate(("pod1", "pod2")):
         name = f"wide{index}"
-        cluster.apply(
-            Updated(service(name, cluster_ip=str(base + 254 + index), external_ips=addresses, ports=ports))
-        )
-        cluster.apply(Updated(slice_of(PODS[pod][family], service=name, ports=targets)))
-    synced = FamilyTables(tables, 200 if backend is Backend.NFT else None)
-    report = synced.sync(cluster, Changes(), context(family))
-    assert not (report.rejected_tree or report.quarantined)
-    while synced.work.turns:
-        report = synced.sync(cluster, Turn(), context(family))
-    synced.work.distrust()
-    report = synced.sync(cluster, Changes(), context(family))
-    assert not (report.wrote or report.rejected_tree or report.quarantined)
+        wide = service(name, cluster_ip=str(base + 254 + index), external_ips=addresses, ports=ports)
+        synced.apply(Updated(wide), Updated(slice_of(PODS[pod][family], service=name, ports=targets)))
+    check_tree(synced)
     client = CLIENT[family]
     packets = {
         PacketSpec("client", client, to, port, "tcp"): False
@@ -180,23 +148,16 @@ def test_many_ports_at_nested_addresses_make_no_tree_too_deep(
     }
     results = send_all(network, packets)
     assert {result.split()[0] for result in results.values()} == {"pod1"}
-    assert 10 <= deepest(tables.save(), ChainKey("nat", "PREROUTING")) <= 13
+    assert 10 <= deepest(node_tables.save(), ChainKey("nat", "PREROUTING")) <= 13
 
 
 def test_rejected_addresses_and_ports_make_no_tree_too_deep(iptables: Iptables, backend: Backend) -> None:
     """In table filter, trees of ports stand below the tree of addresses. No Service has endpoints."""
     family = iptables.family
-    synced = FamilyTables(iptables, 200 if backend is Backend.NFT else None)
     ports = tuple(Port(f"p{port}", Protocol.TCP, port) for port in NODE_PORTS)
     wide = service("wide", cluster_ip=VICTIM[family], external_ips=NESTED[family][::20], ports=ports)
-    cluster = Cluster()
-    cluster.apply(Listed(Kind.SERVICE, (*list(victims(family))[1:], *hostile(family), wide)))
-    synced.sync(cluster, Changes(), context(family))
-    while synced.work.turns:
-        synced.sync(cluster, Turn(), context(family))
-    synced.work.distrust()
-    report = synced.sync(cluster, Changes(), context(family))
-    assert not (report.wrote or report.rejected_tree or report.quarantined)
+    services = (*list(victims(family))[1:], *hostile(family), wide)
+    check_tree(SyncedFamily(Listed(Kind.SERVICE, services), live=iptables))
     trace = trace_packet(
         iptables.save(),
         Packet("tcp", CLIENT[family], wide.external_ips[-1], NODE_PORTS[-1]),

@@ -10,14 +10,10 @@ from collections.abc import Iterator
 import msgspec
 
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
-from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Runner, open_iptables
 from pykubeproxy.objects import EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Service, Updated
-from pykubeproxy.rules.context import KernelFacts, rule_context
-from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import NodePortAddresses
+from tests.fakes.synced import SyncedFamily
 from tests.kernel.node_network import NODE, PODS, LinkedNode
 from tests.objects import service, slice_of
 
@@ -39,10 +35,8 @@ class UdpNode:
         self._client = network.places["client"]
         self._stack = stack
         self.cleaned: list[int] = []
-        self._cluster = Cluster()
-        self._terms = rule_context(load(None, {}).config, "node", None, KernelFacts(nfacct=False), family)
         self.runner = Runner(("ip", "netns", "exec", self.node.name), runner.environment)
-        self._iptables = open_iptables(Backend.NFT, family, self.runner)
+        self._synced = SyncedFamily(live=open_iptables(Backend.NFT, family, self.runner))
         self.start()
 
     def address(self, pod: str) -> str:
@@ -50,16 +44,14 @@ class UdpNode:
 
     def start(self) -> None:
         """Replace the agent by a new one that knows only the current objects."""
-        self._tables = FamilyTables(self._iptables, 200)
+        self._synced.restart()
         self._cleaner = FlowCleaner(4, lambda *args: self.cleaned.append(args[2]))
         with self.node.entered():
             threading.Thread(target=self._cleaner.run, daemon=True).start()
 
     def sync(self, *events: Event) -> None:
         """Apply these events in one sync."""
-        touched = set().union(*(self._cluster.apply(event) for event in events))
-        report = self._tables.sync(self._cluster, Changes(touched), self._terms)
-        self._cleaner.synced(report, NodePortAddresses())
+        self._cleaner.synced(self._synced.sync(*events), NodePortAddresses())
 
     def client(self, destination: str, port: int = PORT) -> "Client":
         """Return a client with its own source port."""

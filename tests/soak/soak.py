@@ -25,6 +25,7 @@ from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey
 from tests.cases import comparable
 from tests.fakes.faulty_apiserver import Order
+from tests.fakes.process import megabytes
 from tests.fakes.traffic import NAMESPACE, Crowd, Failure, Traffic, TrafficRoute, echo_command
 
 CROWD = 150
@@ -179,12 +180,8 @@ class SoakNode:
 
     def memory(self) -> dict[str, float]:
         """Return the resident memory of each agent in MB."""
-        found = {}
-        for name, agent in self.lab.agents.items():
-            if agent.pid:
-                status = Path(f"/proc/{agent.pid}/status").read_text()
-                found[name] = int(status.partition("VmRSS:")[2].split()[0]) / 1024
-        return found
+        agents = self.lab.agents.items()
+        return {name: megabytes(agent.pid) for name, agent in agents if agent.pid}
 
 
 _DISCOVERY = "/apis/discovery.k8s.io"

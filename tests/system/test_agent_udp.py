@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,25 +22,38 @@ SYNCS = 'kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"}'
 ONE_SYNC = 1.0 + 1.5
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[UdpNode]:
-    with udp_node(Family.IPV4, Runner((), {"XTABLES_LOCKFILE": str(tmp_path / "lock")})) as made:
-        yield made
-
-
-@pytest.fixture
-def api(node: UdpNode, tmp_path: Path) -> Iterator[ApiServer]:
-    """An API server with the service and an agent on the node; the test runs on the node, too."""
-    with node.node.entered(), server() as made:
-        made.store.create(node_object("node1", node.node_address()))
+@pytest.fixture(scope="module")
+def running_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ApiServer, UdpNode]]:
+    """An API server with the service and an agent on a node; the tests run on the node, too."""
+    folder = tmp_path_factory.mktemp("udp")
+    lock = {"XTABLES_LOCKFILE": str(folder / "lock")}
+    with (
+        udp_node(Family.IPV4, Runner((), lock)) as node,
+        node.node.entered(),
+        server() as api,
+    ):
+        api.store.create(node_object("node1", node.node_address()))
         ports = [{"port": PORT, "protocol": "UDP", "nodePort": NODE_PORT}]
-        made.store.create(service("dns", type="NodePort", clusterIP=VIP[Family.IPV4], ports=ports))
-        made.store.create(dns(node, "pod1"))
-        environment = {"XTABLES_LOCKFILE": str(tmp_path / "lock")}
-        flags = ("--master", made.url, "--hostname-override=node1", "--iptables-backend=nft")
-        with running(tmp_path / "agent.log", *flags, environment=environment):
+        api.store.create(service("dns", type="NodePort", clusterIP=VIP[Family.IPV4], ports=ports))
+        api.store.create(dns(node, "pod1"))
+        flags = ("--master", api.url, "--hostname-override=node1", "--iptables-backend=nft")
+        with running(folder / "agent.log", *flags, environment=lock):
             eventually(lambda: answers(HEALTH, "/readyz", 200))
-            yield made
+            yield api, node
+
+
+@pytest.fixture
+def node(running_node: tuple[ApiServer, UdpNode]) -> UdpNode:
+    return running_node[1]
+
+
+@pytest.fixture
+def api(running_node: tuple[ApiServer, UdpNode]) -> ApiServer:
+    """The API server, whose service has the pod "pod1"."""
+    api, node = running_node
+    scale(api, node, "pod1")
+    assert node.client(VIP[Family.IPV4]).reaches("pod1")
+    return api
 
 
 def dns(node: UdpNode, *pods: str) -> dict[str, Any]:

@@ -1,10 +1,8 @@
 """The DaemonSet's containers, run without a kubelet, with their permissions and capabilities."""
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +25,7 @@ from tests.fakes.process import (
     capabilities_of,
     confined,
     inside_a_namespace,
+    running,
     saved,
 )
 from tests.kernel.udp_node import NODE_PORT, PORT, VIP, UdpNode, udp_node
@@ -48,7 +47,6 @@ mount -o remount,bind,ro /run; mount -o remount,bind,ro /
 if touch /var/tried /run/tried 2>/dev/null; then exit 9; fi
 exec "$@"
 """
-COMMAND = [sys.executable, "-c", "from pykubeproxy.cli import main; main()"]
 
 
 def containers() -> dict[str, dict[str, Any]]:
@@ -56,31 +54,19 @@ def containers() -> dict[str, dict[str, Any]]:
     return {it["name"]: it for it in (*pod["initContainers"], *pod["containers"])}
 
 
-def command(container: dict[str, Any], environment: dict[str, str]) -> list[str]:
-    """Return the container's command: arguments with variables expanded, after setpriv."""
-    arguments = [it.replace("$(NODE_NAME)", environment["NODE_NAME"]) for it in container["args"]]
-    context = container["securityContext"]
-    if context.get("privileged"):
-        return [*COMMAND, *arguments]
-    kept = ",".join(f"+{name.lower()}" for name in context["capabilities"]["add"])
-    assert context["capabilities"]["drop"] == ["ALL"]
-    return ["setpriv", "--no-new-privs", f"--bounding-set=-all,{kept}", *COMMAND, *arguments]
-
-
-@contextmanager
 def started(
     container: dict[str, Any], environment: dict[str, str], log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """Run a container's command: arguments with variables expanded, with its capabilities."""
     entering = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", MOUNTS, "enter"]
-    with log.open("wb") as errors:
-        process = subprocess.Popen(
-            [*entering, *command(container, environment)], env={**os.environ, **environment}, stderr=errors
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
+    context = container["securityContext"]
+    if not context.get("privileged"):
+        assert context["capabilities"]["drop"] == ["ALL"]
+        kept = ",".join(f"+{name.lower()}" for name in context["capabilities"]["add"])
+        entering += ["setpriv", "--no-new-privs", f"--bounding-set=-all,{kept}"]
+    command, *flags = (it.replace("$(NODE_NAME)", environment["NODE_NAME"]) for it in container["args"])
+    assert command == "run"
+    return running(log, *flags, environment=environment, inside=entering)
 
 
 @pytest.fixture(params=["nft", "legacy"])

@@ -28,11 +28,13 @@ BRANCHES = {
 }
 # Scenarios whose rules differ by backend and by dispatch: balancing, recent, REJECT, masquerading.
 OTHER_RULES = ("scale", "affinity", "client-address", "edge-cases")
+# Scenarios that take long, and that tests/docs runs as examples.
+EXAMPLES = ("agent-stopped", "min-sync-period", "readiness-gate")
 CASES = [
     (setup, scenario)
     for setup in SETUPS
     for scenario in SCENARIOS
-    if setup == "nft" or scenario.name in OTHER_RULES
+    if scenario.name in OTHER_RULES or (setup == "nft" and scenario.name not in EXAMPLES)
 ]
 _numbers = itertools.count()
 

@@ -61,9 +61,12 @@ def contested_destinations(cluster: Cluster) -> Mapping[Destination, Contested]:
 
 def titled(changes: Iterable[MeaningChange], cluster: Cluster) -> Iterator[tuple[PortTitle, MeaningChange]]:
     """Yield changes with the service ports they belong to; one without a known name has the name "?"."""
-    titles = _Titles(cluster)
+    # Comments in rules may name a Service that had the address before.
+    titles: dict[Destination, str] = {}
     for change in changes:
-        namespace, _, name = titles.of(change).partition("/")
+        titles = titles or dict(_cluster_ips(cluster))
+        title = titles.get(change.destination) or change.title or "?"
+        namespace, _, name = title.partition("/")
         service, _, port = name.partition(":")
         yield PortTitle(Key(namespace, service), port), change
 
@@ -76,19 +79,6 @@ def wrong_services(
     for title, some in sorted(changes.items()):
         found.setdefault(title.service, []).extend(_port_differences(title.port, some, host))
     return tuple(WrongService(*key, tuple(differences)) for key, differences in sorted(found.items()))
-
-
-class _Titles:
-    """The service port of each cluster IP. Comments in rules may name a Service that had the address before."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._known: dict[Destination, str] | None = None
-
-    def of(self, change: MeaningChange) -> str:
-        if self._known is None:
-            self._known = dict(_cluster_ips(self._cluster))
-        return self._known.get(change.destination) or change.title or "?"
 
 
 def _cluster_ips(cluster: Cluster) -> Iterator[tuple[Destination, str]]:

@@ -234,23 +234,17 @@ def _port_blocks(port: ExplainedPort, nodes: int, wide: bool) -> Iterator[Block]
 def _policy_blocks(policy: ExplainedPolicy, nodes: int, wide: bool) -> Iterator[Block]:
     serving = [group for group in policy.groups if group.serves]
     shown = serving if wide else serving[:_GROUPS]
-    others = policy.groups[len(serving) :]
-    for group in (*shown, *others):
-        if group is next(iter(others), None) and (more := serving[len(shown) :]):
-            yield _more_groups(more)
-        if nodes == 1:
-            yield from _group_blocks(group, nodes, wide)
-        else:
-            yield Section(
-                Heading(f"On {_names(group.nodes, nodes)}:", ""), list(_group_blocks(group, nodes, wide))
-            )
-    if not others and (more := serving[len(shown) :]):
-        yield _more_groups(more)
+    yield from (block for group in shown for block in _titled_group(group, nodes, wide))
+    if left := sum(len(group.nodes) for group in serving[len(shown) :]):
+        count = counted(left, "more node")
+        yield Sentence(f"and {count} with other endpoints (--node shows one, -o wide all)")
+    for group in policy.groups[len(serving) :]:
+        yield from _titled_group(group, nodes, wide)
 
 
-def _more_groups(groups: Sequence[ExplainedGroup]) -> Sentence:
-    count = counted(sum(len(group.nodes) for group in groups), "more node")
-    return Sentence(f"and {count} with other endpoints (--node shows one, -o wide all)")
+def _titled_group(group: ExplainedGroup, nodes: int, wide: bool) -> Iterable[Block]:
+    blocks = list(_group_blocks(group, nodes, wide))
+    return blocks if nodes == 1 else [Section(Heading(f"On {_names(group.nodes, nodes)}:", ""), blocks)]
 
 
 def _group_blocks(group: ExplainedGroup, nodes: int, wide: bool) -> Iterator[Block]:

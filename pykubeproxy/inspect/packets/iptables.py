@@ -3,6 +3,7 @@
 An unknown condition counts as not met. Packets are the first of their connection.
 """
 
+import enum
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -19,7 +20,6 @@ from pykubeproxy.inspect.packets.addresses import (
     subtract,
 )
 from pykubeproxy.inspect.packets.packet import DNAT, LOCAL, SNAT, UNTRACKED, AffinityList, NodeNetwork, Packet
-from pykubeproxy.inspect.packets.rules import BaseChain, Hook, RuleEffect, RuleEnd, Split
 from pykubeproxy.objects import family_of
 from pykubeproxy.rules.iptables_save import (
     parse_number,
@@ -29,6 +29,63 @@ from pykubeproxy.rules.iptables_save import (
     without_comment,
 )
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+
+
+class Hook(enum.Enum):
+    """A point on the way of packets through the kernel."""
+
+    PREROUTING = "PREROUTING"
+    INPUT = "INPUT"
+    FORWARD = "FORWARD"
+    OUTPUT = "OUTPUT"
+    POSTROUTING = "POSTROUTING"
+
+
+class BaseChain(NamedTuple):
+    """A chain that packets enter at a hook.
+
+    - `translates`: only the first packet of a tracked connection enters, and that only once at a kind of hook
+    - `drops`: packets that no rule decides on are dropped
+    """
+
+    key: ChainKey
+    translates: bool
+    drops: bool
+
+
+class RuleEnd(enum.Enum):
+    """How a packet leaves a chain by a rule. RETURN continues behind the jump to the chain."""
+
+    ACCEPT = "ACCEPT"
+    DROP = "DROP"
+    REJECT = "REJECT"
+    RETURN = "RETURN"
+
+
+class RuleEffect(msgspec.Struct, frozen=True):
+    """The packet after a rule; without an end it continues with the next rule. `remark` may be ""."""
+
+    packet: Packet
+    end: RuleEnd | None = None
+    remark: str = ""
+
+
+# Parts of the packets that get to a rule, each with its probability.
+Parts = tuple[tuple[Packet, float], ...]
+
+
+class Split(NamedTuple):
+    """How a rule divides packets: by chance, and by client if there are many.
+
+    - `failed`: the position of the condition that no packet meets
+    - `error`: why the rule cannot be evaluated; then no packet matches
+    """
+
+    matched: Parts
+    missed: Parts = ()
+    failed: int = -1
+    error: str = ""
+
 
 # Starts the reason of a step that trace cannot evaluate.
 NOT_KNOWN = "trace does not know"
@@ -57,26 +114,23 @@ class Condition(NamedTuple):
 
 
 def _address(what: str, get: Callable[[Packet], str], by_destination: bool) -> Condition:
+    """Return a condition that names an address, a network or, as "first-last", a range."""
+
+    def probability(value: str, packet: Packet, _: NodeNetwork) -> float:
+        first, dash, last = value.partition("-")
+        if dash:
+            return number(first) <= number(get(packet)) <= number(last)
+        return contains(value, get(packet))
+
     def describe(value: str, packet: Packet, met: bool) -> str:
         address, _, length = value.partition("/")
-        if length in ("", "128" if ":" in address else "32"):
+        if "-" not in value and length in ("", "128" if ":" in address else "32"):
             return f"its {what} is {address}" if met else f"its {what} {get(packet)} is not {address}"
         return f"its {what} {get(packet)} is {'' if met else 'not '}in {value}"
 
-    found = Condition(lambda value, packet, _: contains(value, get(packet)), describe, by_destination)
-    return found if by_destination else found._replace(sources=_named_sources)
-
-
-def _range(what: str, get: Callable[[Packet], str], by_destination: bool) -> Condition:
-    def probability(value: str, packet: Packet, _: NodeNetwork) -> float:
-        first, _dash, last = value.partition("-")
-        return number(first) <= number(get(packet)) <= number(last or first)
-
-    def describe(value: str, packet: Packet, met: bool) -> str:
-        return f"its {what} {get(packet)} is {'' if met else 'not '}in {value}"
-
-    found = Condition(probability, describe, by_destination)
-    return found if by_destination else found._replace(sources=_named_sources)
+    return Condition(
+        probability, describe, by_destination, sources=None if by_destination else _named_sources
+    )
 
 
 def _named_sources(value: str, _: Packet, __: NodeNetwork) -> Addresses:
@@ -206,8 +260,8 @@ _CONDITIONS: Mapping[tuple[str, str], Condition] = {
     ("multiport", "--dports"): _PORT,
     ("multiport", "--ports"): _PORT,
     ("multiport", "--sports"): _SOURCE_PORT,
-    ("iprange", "--src-range"): _range("source", lambda packet: packet.source, False),
-    ("iprange", "--dst-range"): _range("destination", lambda packet: packet.destination, True),
+    ("iprange", "--src-range"): _address("source", lambda packet: packet.source, False),
+    ("iprange", "--dst-range"): _address("destination", lambda packet: packet.destination, True),
     ("addrtype", "--src-type"): _address_type("source", lambda packet: packet.source)._replace(
         sources=_own_sources
     ),
@@ -512,7 +566,7 @@ class _Index:
 
 
 class IptablesRules:
-    """The tables of iptables for one family, as `PacketRules`. A chain is read when a packet first gets there."""
+    """The tables of iptables for one family. A chain is read when a packet first gets there."""
 
     def __init__(self, ruleset: Ruleset) -> None:
         self.family = ruleset.family

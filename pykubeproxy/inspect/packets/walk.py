@@ -6,8 +6,8 @@ from typing import NamedTuple
 import msgspec
 
 from pykubeproxy.inspect.limit import RuleLimit
+from pykubeproxy.inspect.packets.iptables import BaseChain, CompiledRule, Hook, IptablesRules, RuleEnd
 from pykubeproxy.inspect.packets.packet import DNAT, UNTRACKED, NodeNetwork, Packet
-from pykubeproxy.inspect.packets.rules import BaseChain, Hook, PacketRule, PacketRules, RuleEnd
 from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.objects import address_and_port
 from pykubeproxy.rules.ruleset import ChainKey
@@ -79,7 +79,7 @@ class NodeTrace(msgspec.Struct, frozen=True):
 
 
 def walk(
-    rules: PacketRules,
+    rules: IptablesRules,
     packet: Packet,
     network: NodeNetwork,
     *,
@@ -105,7 +105,7 @@ def walk(
 class _Walker:
     """The path of a packet across the node: the recorded steps, and the packets that a rule stopped."""
 
-    def __init__(self, rules: PacketRules, network: NodeNetwork, record: bool, limit: RuleLimit) -> None:
+    def __init__(self, rules: IptablesRules, network: NodeNetwork, record: bool, limit: RuleLimit) -> None:
         self.steps: list[Step] = []
         self.stopped: list[WalkEnd] = []
         self.rules = rules
@@ -231,29 +231,24 @@ class _ChainWalk:
             add(returned, packet, passage)
         return returned
 
-    def _rule(self, key: ChainKey, rule: PacketRule, flows: Flows, returned: Flows) -> Flows:
+    def _rule(self, key: ChainKey, rule: CompiledRule, flows: Flows, returned: Flows) -> Flows:
         """Apply a rule to packets; return those that continue with the next rule."""
-        splits = [(packet, rule.split(packet, self._walker.network)) for packet in flows]
-        if not any(split.matched for _, split in splits):
-            for packet, split in splits if self._walker.record else ():
-                if reason := rule.reason(packet, self._walker.network, split):
-                    self._step(key, rule, False, reason)
-            return flows
         onward: Flows = {}
-        for packet, split in splits:
-            for missed, share in split.missed:
-                add(onward, missed, flows[packet].part(share))
+        for packet, passage in flows.items():
+            split = rule.split(packet, self._walker.network)
             reason = rule.reason(packet, self._walker.network, split) if self._walker.record else ""
-            if not split.matched and reason:
+            if reason and not split.matched:
                 self._step(key, rule, False, reason)
+            for missed, share in split.missed:
+                add(onward, missed, passage.part(share))
             for matched, share in split.matched:
-                self._take(key, rule, matched, flows[packet].part(share), reason, onward, returned)
+                self._take(key, rule, matched, passage.part(share), reason, onward, returned)
         return onward
 
     def _take(
         self,
         key: ChainKey,
-        rule: PacketRule,
+        rule: CompiledRule,
         packet: Packet,
         passage: Passage,
         reason: str,
@@ -283,7 +278,7 @@ class _ChainWalk:
                 found = msgspec.structs.replace(found, accepted=True)
             add(self._through, found, passage)
 
-    def _step(self, key: ChainKey, rule: PacketRule, matched: bool, reason: str) -> Step | None:
+    def _step(self, key: ChainKey, rule: CompiledRule, matched: bool, reason: str) -> Step | None:
         if not self._walker.record:
             return None
         self._walker.limit.count(_COST_OF_STEP)

@@ -8,23 +8,23 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pykubeproxy.cli.kubectl import plugin
-from pykubeproxy.inspect.node import NodeRules, NodeState, Origin, Question, UnknownNode
+from pykubeproxy.inspect.node import NodeState, Question, UnknownNode
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.nodes.cluster import ClusterNodes
-from pykubeproxy.objects import Family
+from pykubeproxy.objects import Node
 from tests.cases import load_case
 from tests.fakes.three_nodes import OUTSIDE, ThreeNodes
 
 CASE = "lb-local"
 
 
-def node(name: str, address: str, cidr: str) -> dict[str, Any]:
+def node(found: Node) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name},
-        "spec": {"podCIDR": cidr, "podCIDRs": [cidr]},
-        "status": {"addresses": [{"type": "InternalIP", "address": address}]},
+        "metadata": {"name": found.name},
+        "spec": {"podCIDR": found.pod_cidrs[0], "podCIDRs": [found.pod_cidrs[0]]},
+        "status": {"addresses": [{"type": "InternalIP", "address": found.addresses[0]}]},
     }
 
 
@@ -46,11 +46,6 @@ def pod(name: str, node_name: str, *addresses: str, host_network: bool = False) 
     }
 
 
-NODES = [
-    node("node1", "192.168.99.10", "10.244.1.0/24"),
-    node("node2", "192.168.99.20", "10.244.2.0/24"),
-    node("node3", "192.168.99.30", "10.244.3.0/24"),
-]
 PODS = [
     pod("client", "node3", "10.244.3.9"),
     pod("stray", "node3", "172.20.0.9"),
@@ -59,27 +54,16 @@ PODS = [
 
 
 class Cluster:
-    """An API server with the objects of a case, and stand-ins for reading nodes, whose order is in `read`."""
+    """An API server with the objects of a case, and stand-ins for reading nodes."""
 
     def __init__(self, kubeconfig: str) -> None:
         self.kubeconfig = kubeconfig
         self.nodes = ThreeNodes(CASE)
-        self.read: list[str] = []
-        self.unread: dict[str, str] = {}
 
     def states(self, source: ClusterNodes, question: Question) -> Iterator[NodeState | UnknownNode]:
         for node in source.wanted:
-            if question.nodes and node.name not in question.nodes:
-                continue
-            self.read.append(node.name)
-            if node.name in self.unread:
-                yield UnknownNode(node, self.unread[node.name], True)
-            else:
-                rules = {
-                    family: NodeRules(self.nodes.rules(node.name, family), backend="nft") for family in Family
-                }
-                origin = Origin("", "", "kube-proxy v1.35.1", "kube-system/proxy")
-                yield NodeState(node, origin, rules)
+            if not question.nodes or node.name in question.nodes:
+                yield from self.nodes.read([node.name]).values()
 
     def run(self, *arguments: str) -> Result:
         return CliRunner().invoke(plugin, [*arguments, "--kubeconfig", self.kubeconfig, "-n", "ns1"])
@@ -89,7 +73,7 @@ class Cluster:
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     objects = [it for it in load_case(CASE)["objects"] if it["metadata"]["namespace"] == "ns1"]
     with ApiServer() as server:
-        server.store.load([*NODES, *PODS, *objects], verbatim=True)
+        server.store.load([*map(node, ThreeNodes(CASE).nodes), *PODS, *objects], verbatim=True)
         yield str(server.kubeconfig(tmp_path_factory.mktemp("kubeconfig") / "config"))
 
 
@@ -110,7 +94,7 @@ def test_pod_reaches_a_service_by_name(cluster: Cluster) -> None:
     assert first_line(result) == (
         "pod ns1/client reaches one of 2 endpoints of ns1/web:http, on node1 and node2."
     )
-    assert cluster.read == ["node3", "node1", "node2"]
+    assert cluster.nodes.asked == ["node3", "node1", "node2"]
 
 
 def test_client_outside_gets_the_answer_of_each_node(cluster: Cluster) -> None:
@@ -129,7 +113,7 @@ def test_named_node_receives_the_connection(cluster: Cluster) -> None:
     assert first_line(result) == (
         f"{OUTSIDE} does not reach ns1/web:http: node3 drops its packets (ns1/web:http has no local endpoints)."
     )
-    assert cluster.read == ["node3"]
+    assert cluster.nodes.asked == ["node3"]
     assert "Next: kubectl pykubeproxy explain ns1/web --node node3" in result.stdout
 
 
@@ -156,7 +140,7 @@ def test_port_that_no_service_has_is_named(cluster: Cluster) -> None:
 
 
 def test_unreadable_first_node_is_no_answer(cluster: Cluster) -> None:
-    cluster.unread["node3"] = "runs kube-proxy v1.35.1 in IPVS mode"
+    cluster.nodes.unread["node3"] = "runs kube-proxy v1.35.1 in IPVS mode"
     result = cluster.run("trace", "pod/client", "svc/web")
     assert result.exit_code == 2
     assert "runs kube-proxy v1.35.1 in IPVS mode" in result.stdout
@@ -178,7 +162,7 @@ def test_mistakes_name_the_next_step(cluster: Cluster, arguments: tuple[str, ...
     result = cluster.run("trace", *arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
-    assert cluster.read == []
+    assert cluster.nodes.asked == []
 
 
 def test_steps_show_the_rules_on_each_node(cluster: Cluster) -> None:
@@ -192,7 +176,7 @@ def test_explain_reads_no_rules_without_a_node(cluster: Cluster) -> None:
     assert "On every node (3):" in result.stdout
     shown = " ".join(result.stdout.split())
     assert "On node3, zone unknown: dropped: all usable endpoints are on other nodes" in shown
-    assert cluster.read == []
+    assert cluster.nodes.asked == []
 
 
 def test_explain_says_whether_the_rules_of_a_node_agree(cluster: Cluster) -> None:
@@ -210,7 +194,7 @@ def test_explain_says_whether_the_rules_of_a_node_agree(cluster: Cluster) -> Non
 
 
 def test_explain_names_a_node_in_another_mode(cluster: Cluster) -> None:
-    cluster.unread["node2"] = "runs kube-proxy v1.35.1 in nftables mode"
+    cluster.nodes.unread["node2"] = "runs kube-proxy v1.35.1 in nftables mode"
     result = cluster.run("explain", "web", "--node", "node2")
     assert result.exit_code == 0
     assert "The rules of node2 are unknown: runs kube-proxy v1.35.1 in nftables mode" in result.stdout

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from pykubeproxy.inspect.connection import (
@@ -11,11 +12,9 @@ from pykubeproxy.inspect.connection import (
     Unresolved,
     resolve,
 )
-from pykubeproxy.inspect.dump.model import services_of
 from pykubeproxy.inspect.targets import InvalidTarget, Target, TargetKind, parse_destination, parse_source
 from pykubeproxy.objects import EndpointPort, Family, Node, Port, Protocol
 from pykubeproxy.objects.pods import Pod
-from tests.cases import expected, load_case
 from tests.objects import endpoint, service, slice_of
 
 WEB = service(
@@ -124,6 +123,10 @@ def test_invalid_sources(text: str, advice: str) -> None:
         ("fd00::1", "use [fd00::1]:PORT"),
         ("1:2:3:4:5:6:7:8:80", "use [1:2:3:4:5:6:7:8]:80"),
         ("10.1.2.3:x", "use 10.1.2.3:PORT"),
+        ("10.1.2.3:0", "has no port from 1 to 65535; use 10.1.2.3:PORT"),
+        ("10.1.2.3:65536", "has no port from 1 to 65535"),
+        ("10.1.2.3:٣", "has no port from 1 to 65535"),
+        ("[fe80::2%eth0]:80", "use svc/NAME"),
         ("10.1.2.300:80", "use svc/NAME"),
         ("svc/web:", "is not of the form svc/[NAMESPACE/]NAME[:PORT]"),
         ("svc/web:0", "is not of the form svc/[NAMESPACE/]NAME[:PORT]"),
@@ -197,6 +200,8 @@ def test_node_port_of_a_given_node() -> None:
     )
     with pytest.raises(Unresolved, match="use node/NAME:30080"):
         resolved("203.0.113.7", "svc/web:http")
+    cluster = msgspec.structs.replace(OBJECTS, complete=True)
+    assert resolved("2001:db8::7", "svc/web:http", cluster).destination.address == "fd00::1"
 
 
 def test_cluster_ip_for_a_client_outside() -> None:
@@ -287,25 +292,3 @@ def test_facts_about_the_ends() -> None:
     assert "is not ready" in resolved("pod/web-1", "pod/web-2").notes[0]
     assert "another proxy serves it" in resolved("pod/web-1", "svc/other").notes[0]
     assert resolved("pod/web-2", "svc/web:http").notes == ()
-
-
-def test_plain_addresses_need_no_objects() -> None:
-    found = resolved("10.1.2.3", "10.4.5.6:80", Directory(""))
-    assert (found.client.address, found.destination.address, found.destination.port, found.client.kind) == (
-        "10.1.2.3",
-        "10.4.5.6",
-        80,
-        None,
-    )
-
-
-def test_services_from_comments_of_rules() -> None:
-    """Without objects, rules name the addresses and ports of Services."""
-    case = load_case("lb-local")
-    (found,) = (it for it in services_of([expected(case, Family.IPV4)]) if it.name == "web")
-    assert (found.namespace, found.cluster_ips, found.load_balancer_ips) == (
-        "ns1",
-        ("10.96.1.1",),
-        ("198.51.100.5",),
-    )
-    assert found.ports == (Port("http", Protocol.TCP, 80, 30080),)

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
-from pykubeproxy.inspect.trace.report import TracedVisit, TracedWay, TraceReport, _nodes_on_the_way
+from pykubeproxy.inspect.trace.report import TraceReport
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.report.document import document, json_text
 from pykubeproxy.report.text import text
@@ -112,16 +112,6 @@ COMMIT
 def test_styles_do_not_change_the_text() -> None:
     styled = text(report("refused").blocks(wide=False))
     assert "\x1b[31m10.244.1.11 does not reach" in styled
-
-
-def test_each_node_on_the_way_is_named_once() -> None:
-    """Packets to different endpoints visit a node in turns; nodes where the same happens share a section."""
-    visits = tuple(
-        TracedVisit(node, "after node1", ("node1",), None, False, 0.25, None)
-        for node in ("node2", "node3", "node2", "node3")
-    )
-    shown = text(_nodes_on_the_way(TracedWay("node1", (), True, (), visits), wide=False))
-    assert click.unstyle(shown) == "On node2 and node3, after node1:\n  no rule changes or stops it\n"
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 import pytest
 
-from pykubeproxy.inspect.packets.iptables import compile_rule
+from pykubeproxy.inspect.packets.iptables import RuleEffect, RuleEnd, compile_rule
 from pykubeproxy.inspect.packets.packet import Packet
-from pykubeproxy.inspect.packets.rules import RuleEffect, RuleEnd
 
 PACKET = Packet("tcp", "10.244.1.5", "10.96.0.10", 80, mark=0x1)
 IPV6 = Packet("tcp", "fd00::5", "fd00:96::a", 80)

@@ -91,64 +91,6 @@ def test_filter_and_routing_use_the_endpoint_after_dnat() -> None:
     assert trace.endpoints == ()
 
 
-def test_probabilities_multiply_through_jumps() -> None:
-    """Packets that no rule takes continue."""
-    trace = traced(
-        """
-        nat PREROUTING -m statistic --mode random --probability 0.50000000000 -j GROUP
-        nat PREROUTING -m statistic --mode random --probability 0.25000000000 -j DNAT --to-destination 10.244.1.3:80
-        nat GROUP -m statistic --mode random --probability 0.25000000000 -j DNAT --to-destination 10.244.1.1:80
-        nat GROUP -j DNAT --to-destination 10.244.1.2:80
-        """
-    )
-    shares = {endpoint.address: endpoint.probability for endpoint in trace.endpoints}
-    assert shares == {"10.244.1.1": 0.125, "10.244.1.2": 0.375, "10.244.1.3": 0.125}
-    assert trace.verdict is PacketVerdict.DNAT
-
-
-TREE = """
-    nat PREROUTING -j KUBE-SERVICES
-    nat KUBE-SERVICES -d 10.96.0.0/20 -j KUBE-SVC-D0
-    nat KUBE-SERVICES -d 10.96.16.0/20 -j KUBE-SVC-D1
-    nat KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
-    nat KUBE-SVC-D0 -d 10.96.0.0/28 -j KUBE-SVC-D00
-    nat KUBE-SVC-D00 -d 10.96.0.9/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.244.1.9:80
-    nat KUBE-SVC-D00 -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-WEB
-    nat KUBE-SVC-WEB -m statistic --mode random --probability 0.66666666651 -j KUBE-SVC-G0
-    nat KUBE-SVC-WEB -j DNAT --to-destination 10.244.1.3:80
-    nat KUBE-SVC-G0 -m statistic --mode random --probability 0.50000000000 -j DNAT --to-destination 10.244.1.1:80
-    nat KUBE-SVC-G0 -j DNAT --to-destination 10.244.1.2:80
-    nat KUBE-NODEPORTS -p tcp -m tcp --dport 30000:30063 -j KUBE-SVC-P0
-    nat KUBE-NODEPORTS -p tcp -m tcp --dport 30064:30127 -j KUBE-SVC-P1
-    nat KUBE-SVC-P1 -p tcp -m tcp --dport 30080 -j KUBE-SVC-WEB
-    """
-
-
-@pytest.mark.parametrize("packet", [COMING, TO_NODE], ids=["address", "node port"])
-def test_dispatch_branches_and_groups_are_followed(packet: Packet) -> None:
-    """By prefix and by port range."""
-    trace = traced(TREE, packet)
-    shares = {endpoint.address: endpoint.probability for endpoint in trace.endpoints}
-    assert shares == pytest.approx({f"10.244.1.{n}": 1 / 3 for n in (1, 2, 3)}, abs=1e-9)
-
-
-def test_packets_without_a_leaf_return_from_all_branches() -> None:
-    trace = traced(TREE, Packet("tcp", "203.0.113.9", "10.96.0.11", 80))
-    assert trace.verdict is PacketVerdict.PASS
-    assert path_of(trace) == ["nat PREROUTING", "nat KUBE-SERVICES", "nat KUBE-SVC-D0"]
-
-
-def test_an_endpoint_with_two_paths_is_listed_once() -> None:
-    """With the sum of the probabilities."""
-    trace = traced(
-        """
-        nat PREROUTING -m statistic --mode random --probability 0.25000000000 -j DNAT --to-destination 10.244.1.1:80
-        nat PREROUTING -m comment --comment else -j DNAT --to-destination 10.244.1.1:80
-        """
-    )
-    assert [endpoint.probability for endpoint in trace.endpoints] == [1.0]
-
-
 def test_return_and_goto_continue_after_the_caller() -> None:
     """A chain entered by goto returns to its caller's caller."""
     trace = traced(
@@ -199,25 +141,6 @@ def test_untracked_packets_skip_nat() -> None:
     )
     assert trace.verdict is PacketVerdict.PASS
     assert not trace.masquerade
-
-
-def test_only_hairpin_packets_are_masqueraded() -> None:
-    """The endpoint has its own flag; the trace's flag is for all endpoints."""
-    rules = """
-        nat PREROUTING -m statistic --mode random --probability 0.50000000000 -j A
-        nat PREROUTING -j DNAT --to-destination 10.244.1.2:80
-        nat A -s 10.244.1.1/32 -j MARK --set-xmark 0x4000/0x4000
-        nat A -p tcp -j DNAT --to-destination 10.244.1.1:80
-        nat POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
-        nat POSTROUTING -j MASQUERADE
-        """
-    trace = traced(rules, Packet("tcp", "10.244.1.1", "10.96.0.10", 80))
-    assert not trace.masquerade
-    assert {endpoint.address: endpoint.masquerade for endpoint in trace.endpoints} == {
-        "10.244.1.1": True,
-        "10.244.1.2": False,
-    }
-    assert "to 10.244.1.2:80: it does not have the mark 0x4000" in [step.reason for step in trace.steps]
 
 
 def test_common_steps_of_endpoints_are_listed_once() -> None:
@@ -278,8 +201,3 @@ def test_irrelevant_rules_are_left_out() -> None:
 def test_interfaces_follow_the_most_specific_route(rule: str, packet: Packet, verdict: PacketVerdict) -> None:
     """Unless the packet has one."""
     assert traced(rule, packet).verdict is verdict
-
-
-def test_empty_tables_accept_everything() -> None:
-    trace = traced("filter :FORWARD ACCEPT [0:0]")
-    assert (trace.verdict, trace.steps, trace.endpoints, trace.rejections) == (PacketVerdict.PASS, (), (), [])

@@ -29,7 +29,7 @@ def test_pod_of_another_service_if_pods_are_forbidden(
         cluster.api.store.create(slice_)
         cluster.api.faults.apply(Order(do="error", path="/pods", status=403, times=100))
         found, remarks = cluster_directory(Client(str(cluster.kubeconfig), qps=-1), ends)
-    pod = found.pod(Key("default", "web-1"))
+    pod = found.pods.get(Key("default", "web-1"))
     assert pod and (pod.addresses, pod.node) == (("10.244.1.5",), "n1")
     assert found.service(Key("default", "other"))
     assert remarks == ()
