@@ -60,10 +60,10 @@ def expected(case: dict[str, Any], family: Family) -> Ruleset:
     return parse(family, "\n".join(case["expected"][family.value.lower()]))
 
 
-def as_restore_input(case: str, family: Family, *, jumps: bool = True) -> str:
+def as_restore_input(case: str, family: Family, *, jumps: bool = True, packets: int = 0) -> str:
     """kube-proxy's rules of a case as input for iptables-restore --noflush; they do without the nfacct counters.
 
-    Without `jumps` the built-in chains are left alone.
+    Without `jumps` the built-in chains are left alone. Each DNAT rule has already seen some `packets` of 60 bytes.
     """
     lines = []
     ruleset = expected(load_case(case), family)
@@ -72,7 +72,12 @@ def as_restore_input(case: str, family: Family, *, jumps: bool = True) -> str:
             (name, rules) for name, rules in ruleset.of_table(table) if jumps or name.startswith("KUBE-")
         ]
         lines += [f"*{table}", *(f":{name} - [0:0]" for name, _ in chains if name.startswith("KUBE-"))]
-        lines += [f"-A {name} {rule}" for name, rules in chains for rule in rules]
+        counted = f"[{packets}:{packets * 60}] " if packets else ""
+        lines += [
+            f"{counted if ' DNAT ' in rule else ''}-A {name} {rule}"
+            for name, rules in chains
+            for rule in rules
+        ]
         lines.append("COMMIT")
     text = "".join(f"{line}\n" for line in lines)
     return re.sub(r" -m nfacct --nfacct-name +\S+", "", text)

@@ -3,7 +3,7 @@
 Pure: JSON comes in, frozen values go out. Every name, address and port in these values is safe to write into a rule.
 """
 
-from pykubeproxy.objects.decode import BEGINNING, ObjectMeta, Undecodable, decode, object_meta
+from pykubeproxy.objects.decode import IDENTITY_BYTES, ObjectMeta, Undecodable, decode, object_meta
 from pykubeproxy.objects.values import (
     Deleted,
     Endpoint,

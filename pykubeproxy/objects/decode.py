@@ -194,7 +194,7 @@ class _AnyObject(msgspec.Struct, gc=False):
 
 _objects = msgspec.json.Decoder(_AnyObject)
 # Within so many bytes, an object has its name, its namespace and its version.
-BEGINNING = 4096
+IDENTITY_BYTES = 4096
 _IDENTITY = re.compile(rb'"(name|namespace|resourceVersion)": ?"([!#-\[\]-~]+)"')
 
 
@@ -204,7 +204,7 @@ def object_meta(raw: bytes | msgspec.Raw) -> ObjectMeta:
         return _objects.decode(raw).metadata
     except (ValueError, RecursionError):
         # The API server writes these fields before those with other text of users, such as labels.
-        fields = _IDENTITY.findall(bytes(raw)[:BEGINNING].partition(b'"metadata":')[2])
+        fields = _IDENTITY.findall(bytes(raw)[:IDENTITY_BYTES].partition(b'"metadata":')[2])
         return ObjectMeta(**{field.decode(): value.decode() for field, value in reversed(fields)})
 
 

@@ -111,11 +111,9 @@ def user_kubeconfigs(path: str, context: str, environment: Mapping[str, str]) ->
     """Return the kubeconfigs that kubectl would read: `path`, else those of KUBECONFIG, else ~/.kube/config.
 
     Return None if there are none in a pod, where kubectl then uses the service account. Raises SourceError if there are
-    none elsewhere, or if `path` is missing.
+    none elsewhere.
     """
     if path:
-        if not Path(path).expanduser().is_file():
-            raise SourceError(f"kubeconfig {path} does not exist or is not a file")
         return Kubeconfigs((path,), context)
     named = list(filter(None, environment.get("KUBECONFIG", "").split(os.pathsep)))
     paths = tuple(dict.fromkeys(named or [str(Path.home() / ".kube" / "config")]))
@@ -199,9 +197,9 @@ def _with_absolute_paths(settings: _Settings, folder: Path) -> _Settings:
     changed: dict[str, Any] = {
         name: os.path.normpath(folder / path) for name in _PATHS if (path := getattr(settings, name, ""))
     }
-    plugin = getattr(settings, "exec", None)
-    if plugin and "/" in str(plugin.get("command")):
-        changed["exec"] = {**plugin, "command": os.path.normpath(folder / plugin["command"])}
+    plugin = getattr(settings, "exec", None) or {}
+    if isinstance(command := plugin.get("command"), str) and "/" in command:
+        changed["exec"] = {**plugin, "command": os.path.normpath(folder / command)}
     return replace(settings, **changed)
 
 

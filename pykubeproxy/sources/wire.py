@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pykubeproxy.objects import BEGINNING, object_meta
+from pykubeproxy.objects import IDENTITY_BYTES, object_meta
 from pykubeproxy.sources.failures import ApiStatus, Failure, from_status, one_line
 
 # An object has at most 1.5 MB in etcd, and 9 MB as JSON, which writes "<" as "\u003c". Skip a larger one.
@@ -83,7 +83,7 @@ def lines(body: Iterator[bytes], limit: int = MAX_OBJECT) -> Iterator[bytes]:
         *ended, rest = piece.split(b"\n")
         if ended:
             whole = b"".join((*begun, ended[0]))
-            ended[0] = Truncated(whole[:BEGINNING]) if length + len(ended[0]) > limit else whole
+            ended[0] = Truncated(whole[:IDENTITY_BYTES]) if length + len(ended[0]) > limit else whole
             begun, length = [], 0
             yield from ended
         if not piece:
@@ -99,7 +99,7 @@ def lines(body: Iterator[bytes], limit: int = MAX_OBJECT) -> Iterator[bytes]:
 
 def _truncated(text: bytes | bytearray, limit: int) -> Truncated:
     """Return the beginning of a text above `limit`. Raises Failure if it is no object."""
-    beginning = Truncated(text[:BEGINNING])
+    beginning = Truncated(text[:IDENTITY_BYTES])
     if not object_meta(beginning).name:
         raise Failure(f"the API server sent more than {limit} bytes that are no object", persistent=True)
     return beginning
@@ -224,7 +224,7 @@ def _decoded(text: bytes | bytearray, border: bytes) -> list[Item]:
         return [*_items.decode(b"[%s]" % text)]
     except RecursionError:
         if not border:
-            return [Nested(text[:BEGINNING])]
+            return [Nested(text[:IDENTITY_BYTES])]
     first, *others = text.replace(border, border[:1] + border).split(border)
     items = (first, *(border[2:] + other for other in others))
     return [decoded for item in items for decoded in _decoded(item, b"")]
@@ -238,7 +238,7 @@ def event(line: bytes) -> WatchEvent:
         decoded = _events.decode(line)
     except (ValueError, RecursionError) as error:
         if isinstance(error, RecursionError) and not isinstance(line, Truncated):
-            return event(Nested(line[:BEGINNING]))
+            return event(Nested(line[:IDENTITY_BYTES]))
         raise Failure(f"the API server sent an invalid event: {error}", persistent=True) from None
     if decoded.type == "ERROR":
         raise _error(decoded.object)

@@ -221,7 +221,7 @@ class Witness:
         path = self._folder / f"handover-{os.getpid()}-{self._node.backend.value}.pcap"
         capture.write(path, packets)
         print(f"first late or failed connection, at {at % 1000:.3f}, during {during}: {failure}")
-        print(capture.describe(self._capture, packets))
+        print(capture.describe(packets))
         print(f"packets in {path}; the agent's last lines:")
         print("\n".join(self._node.agent.log().splitlines()[-15:]), flush=True)
 

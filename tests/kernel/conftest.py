@@ -10,6 +10,7 @@ from pyroute2 import netns
 from pykubeproxy.kernel import Backend, Iptables, Runner, Tables, open_iptables, system
 from pykubeproxy.objects import Family
 from tests.fakes.iptables import FakeIptables
+from tests.kernel.node_network import LinkedNode, empty
 
 
 @pytest.fixture
@@ -35,6 +36,23 @@ def inside(namespace: str) -> Iterator[str]:
     system.write_setting("net/ipv4/conf/all/route_localnet", 0)
     yield namespace
     netns.popns()
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[LinkedNode]:
+    """A node and its neighbours; both backends and families share them."""
+    with LinkedNode(f"x{uuid.uuid4().hex[:8]}") as built:
+        yield built
+
+
+@pytest.fixture
+def node_tables(network: LinkedNode, backend: Backend, family: Family, tmp_path: Path) -> Iterator[Iptables]:
+    """The tables of this node in one backend, empty before and after the test."""
+    inside = ("ip", "netns", "exec", network.places["node"].name)
+    opened = open_iptables(backend, family, Runner(inside, {"XTABLES_LOCKFILE": str(tmp_path / "lock")}))
+    empty(opened)
+    yield opened
+    empty(opened)
 
 
 @pytest.fixture(params=[Family.IPV4, Family.IPV6], ids=lambda family: family.value)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from pyroute2 import netns
 
+from pykubeproxy.kernel import Iptables
 from pykubeproxy.lab.network import Namespace, lab_namespaces
 from pykubeproxy.objects import Family
 
@@ -50,6 +51,11 @@ _PKTINFO = {
 }
 # linux/in6.h
 _IPV6_FREEBIND = 78
+# Loading this without --noflush empties the tables.
+_EMPTY = (
+    "*mangle\nCOMMIT\n*nat\nCOMMIT\n"
+    "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n"
+)
 
 
 class LinkedNode:
@@ -191,6 +197,13 @@ def _answer(server: socket.socket, name: str, family: Family) -> None:
     # Answer from the address the packet was sent to, on any interface.
     info = info[:16] + bytes(4) if family is Family.IPV6 else bytes(4) + info[8:12] + bytes(4)
     server.sendmsg([f"{name} {peer[0]}".encode()], [(level, packet_info, info)], 0, peer)
+
+
+def empty(tables: Iptables) -> None:
+    """Delete all rules and connections of a node, and reset the policies."""
+    outcome = tables.runner.run((tables.tools.restore,), _EMPTY)
+    assert not outcome.exit_code, outcome.stderr
+    tables.runner.run(("conntrack", "-F"))
 
 
 class PacketSpec(NamedTuple):

@@ -20,7 +20,7 @@ from pykubeproxy.kernel.runner import CommandResult
 from pykubeproxy.kernel.system import run_in_new_namespace
 from pykubeproxy.nodes import this_node_checks
 from pykubeproxy.objects import Family
-from tests.cases import expected, load_case
+from tests.cases import as_restore_input
 from tests.fakes.process import path_without_ip6tables
 
 pytestmark = pytest.mark.root
@@ -91,16 +91,7 @@ def node_state(runner: Runner) -> list[object]:
 def proxy_rules(runner: Runner, backend: Backend) -> Iptables:
     """Write kube-proxy's rules of one case."""
     iptables = open_iptables(backend, Family.IPV4, runner)
-    ruleset = expected(load_case("kube-dns"), Family.IPV4)
-    lines = []
-    for table in ruleset.tables():
-        chains = list(ruleset.of_table(table))
-        lines += [f"*{table}", *(f":{name} - [0:0]" for name, _ in chains if name.startswith("KUBE-"))]
-        lines += [
-            f"-A {name} {rule}" for name, rules in chains for rule in rules if "--nfacct-name" not in rule
-        ]
-        lines.append("COMMIT")
-    iptables.restore("".join(f"{line}\n" for line in lines))
+    iptables.restore(as_restore_input("kube-dns", Family.IPV4))
     return iptables
 
 

@@ -15,29 +15,14 @@ from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
 from pykubeproxy.nodes import agent as running_agent
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey, Count
-from tests.cases import expected, load_case
+from tests.cases import as_restore_input
 
 pytestmark = pytest.mark.root
 
 
 def write_rules(iptables: Iptables, case: str, packets: int = 0) -> None:
-    """Write kube-proxy's rules of a case; each DNAT rule has already seen some packets of 60 bytes.
-
-    (ip6tables-nft-restore 1.8.9 leaves such counts out.)
-    """
-    ruleset = expected(load_case(case), iptables.family)
-    lines = []
-    for table in ruleset.tables():
-        chains = list(ruleset.of_table(table))
-        lines += [f"*{table}", *(f":{name} - [0:0]" for name, _ in chains if name.startswith("KUBE-"))]
-        lines += [
-            f"{f'[{packets}:{packets * 60}] ' if ' DNAT ' in rule else ''}-A {name} {rule}"
-            for name, rules in chains
-            for rule in rules
-        ]
-        lines.append("COMMIT")
-    text = "".join(f"{line}\n" for line in lines)
-    iptables.restore(re.sub(r" -m nfacct --nfacct-name +\S+", "", text))
+    """Write kube-proxy's rules of a case. (ip6tables-nft-restore 1.8.9 leaves counts of packets out.)"""
+    iptables.restore(as_restore_input(case, iptables.family, packets=packets))
 
 
 def dumped(*arguments: str) -> Result:

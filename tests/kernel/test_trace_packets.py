@@ -1,10 +1,8 @@
 """trace predicts what the kernel does: random packets through random rules are sent and traced."""
 
 import random
-import uuid
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from pykubeproxy.config import load
 from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute, Packet
 from pykubeproxy.inspect.routes import PacketVerdict
-from pykubeproxy.kernel import Backend, Iptables, Runner, local_addresses, open_iptables
+from pykubeproxy.kernel import Iptables, local_addresses
 from pykubeproxy.kernel.network import routes
 from pykubeproxy.objects import (
     Endpoint,
@@ -38,6 +36,7 @@ from tests.kernel.node_network import (
     PODS,
     LinkedNode,
     PacketSpec,
+    empty,
     owner,
     send_all,
     sources,
@@ -47,11 +46,6 @@ from tests.traces import PacketTrace, trace_packet
 RULESETS = 7
 SHOTS = 16
 HERE = "node1"
-# Loading this without --noflush empties the tables.
-EMPTY = (
-    "*mangle\nCOMMIT\n*nat\nCOMMIT\n"
-    "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n"
-)
 # Node ports: the second one is also the port of a server.
 NODE_PORTS = (30053, 30080, 30081, 30443)
 
@@ -221,32 +215,6 @@ def str_network(address: str, length: int) -> str:
     )
 
 
-@pytest.fixture(scope="module")
-def network() -> Iterator[LinkedNode]:
-    """The node and its neighbours; both backends and families share them."""
-    with LinkedNode(f"x{uuid.uuid4().hex[:8]}") as built:
-        yield built
-
-
-@pytest.fixture
-def tables(network: LinkedNode, backend: Backend, family: Family, tmp_path: Path) -> Iterator[Iptables]:
-    """The node's tables in one backend, empty before and after the test."""
-    runner = Runner(
-        ("ip", "netns", "exec", network.places["node"].name), {"XTABLES_LOCKFILE": str(tmp_path / "lock")}
-    )
-    opened = open_iptables(backend, family, runner)
-    empty(opened)
-    yield opened
-    empty(opened)
-
-
-def empty(tables: Iptables) -> None:
-    """Delete all rules and connections, and reset the policies."""
-    outcome = tables.runner.run((tables.tools.restore,), EMPTY)
-    assert not outcome.exit_code, outcome.stderr
-    tables.runner.run(("conntrack", "-F"))
-
-
 def host_of(network: LinkedNode, family: Family) -> NodeNetwork:
     with network.places["node"].entered():
         ways = tuple(NodeRoute(route.network, route.interface) for route in routes(family))
@@ -279,15 +247,17 @@ def possible_results(trace: PacketTrace, family: Family) -> set[str]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("seed", range(2))
-def test_trace_predicts_the_kernel(network: LinkedNode, tables: Iptables, family: Family, seed: int) -> None:
+def test_trace_predicts_the_kernel(
+    network: LinkedNode, node_tables: Iptables, family: Family, seed: int
+) -> None:
     """Endpoints, masquerading, rejections and drops; also with foreign rules."""
     host = host_of(network, family)
     verdicts: Counter[PacketVerdict] = Counter()
     for number in range(RULESETS):
         world = World(random.Random(f"{seed} {number}"), family)
-        empty(tables)
-        tables.restore(world.restore_input())
-        ruleset = tables.save()
+        empty(node_tables)
+        node_tables.restore(world.restore_input())
+        ruleset = node_tables.save()
         traces = {packet: traced(packet, ruleset, host) for packet in world.packets(SHOTS)}
         predicted = {packet: possible_results(trace, family) for packet, trace in traces.items()}
         results = send_all(network, {packet: "" in outcomes for packet, outcomes in predicted.items()})

@@ -1,15 +1,13 @@
 """Trees of addresses that another tenant chose: the kernel takes them, and packets find their way."""
 
 import functools
-import uuid
 from collections.abc import Iterator
 from ipaddress import ip_address
-from pathlib import Path
 
 import pytest
 
 from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
-from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
+from pykubeproxy.kernel import Backend, Iptables
 from pykubeproxy.objects import EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Service, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.iptables_save import parse_target
@@ -62,30 +60,11 @@ def world(family: Family) -> Iterator[Event]:
     yield Listed(Kind.ENDPOINT_SLICE, tuple(slices))
 
 
-@pytest.fixture(scope="module")
-def network() -> Iterator[LinkedNode]:
-    with LinkedNode(f"x{uuid.uuid4().hex[:8]}") as built:
-        yield built
-
-
-@pytest.fixture
-def tables(network: LinkedNode, backend: Backend, family: Family, tmp_path: Path) -> Iterator[Iptables]:
-    """The node's tables in one backend, without ours afterwards."""
-    runner = Runner(
-        ("ip", "netns", "exec", network.places["node"].name), {"XTABLES_LOCKFILE": str(tmp_path / "lock")}
-    )
-    opened = open_iptables(backend, family, runner)
-    yield opened
-    for table in ("nat", "filter", "mangle"):
-        runner.run((opened.tools.restore,), f"*{table}\nCOMMIT\n")
-    runner.run(("conntrack", "-F"))
-
-
 def test_packets_find_victims_and_nested_addresses(
-    network: LinkedNode, tables: Iptables, backend: Backend, family: Family
+    network: LinkedNode, node_tables: Iptables, backend: Backend, family: Family
 ) -> None:
     """Real packets reach their endpoints, and trace visits few rules."""
-    SyncedFamily(*world(family), live=tables).sync()
+    SyncedFamily(*world(family), live=node_tables).sync()
     own = [victim.cluster_ips[0] for victim in victims(family)]
     # Some nested addresses are cluster IPs of victims, which keep their packets.
     nested = [address for address in NESTED[family][1::2] if address not in own]
@@ -96,7 +75,7 @@ def test_packets_find_victims_and_nested_addresses(
         **dict.fromkeys(own[::10], "pod1"),
         **dict.fromkeys(nested, "pod2"),
     }
-    ruleset = tables.save()
+    ruleset = node_tables.save()
     deep = NESTED[family][::2][0]
     for to, count in ((VICTIM[family], 1), (nested[-1], 1), (deep, 180)):
         trace = trace_packet(ruleset, Packet("tcp", client, to, 80), NodeNetwork(frozenset()))
@@ -147,11 +126,11 @@ def deepest(ruleset: Ruleset, start: ChainKey) -> int:
 
 
 def test_many_ports_at_nested_addresses_make_no_tree_too_deep(
-    network: LinkedNode, tables: Iptables, backend: Backend, family: Family
+    network: LinkedNode, node_tables: Iptables, backend: Backend, family: Family
 ) -> None:
     """Of two Services with the same ports, the first one gets the packets, at each of thirty addresses."""
     addresses = NESTED[family][:: len(NESTED[family]) // 30][:30]
-    synced = SyncedFamily(*world(family), live=tables)
+    synced = SyncedFamily(*world(family), live=node_tables)
     numbers = (*range(20_001, 20_261), 25_000)
     ports = tuple(Port(f"p{n}", Protocol.TCP, n) for n in numbers)
     targets = tuple(EndpointPort(port.name, Protocol.TCP, 8080) for port in ports)
@@ -169,7 +148,7 @@ def test_many_ports_at_nested_addresses_make_no_tree_too_deep(
     }
     results = send_all(network, packets)
     assert {result.split()[0] for result in results.values()} == {"pod1"}
-    assert 10 <= deepest(tables.save(), ChainKey("nat", "PREROUTING")) <= 13
+    assert 10 <= deepest(node_tables.save(), ChainKey("nat", "PREROUTING")) <= 13
 
 
 def test_rejected_addresses_and_ports_make_no_tree_too_deep(iptables: Iptables, backend: Backend) -> None:

@@ -25,7 +25,6 @@ def services(api: ApiServer, folder: Path, **user: Any) -> Watch:
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1 and its key."""
     return certificate(tmp_path_factory.mktemp("tls"))
 
 
@@ -43,7 +42,6 @@ def test_wrong_token_is_logged(tmp_path: Path, tls: tuple[Path, Path]) -> None:
 
 
 def test_token_file_renewed_after_a_401(tmp_path: Path, tls: tuple[Path, Path]) -> None:
-    """After a rejected token its file is read again."""
     token = tmp_path / "token"
     token.write_text("first\n")
     with (
@@ -77,7 +75,6 @@ def test_kubeconfig_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_tls(tmp_path: Path, tls: tuple[Path, Path]) -> None:
-    """The watch works over TLS with the certificate authority of the kubeconfig."""
     with (
         server(tls=tls, token="right") as api,
         Follower(api_watches(Client(str(api.kubeconfig(tmp_path / "k"))), "n1", SHORT)) as follower,
@@ -92,7 +89,6 @@ def test_tls(tmp_path: Path, tls: tuple[Path, Path]) -> None:
 
 
 def test_certificate_that_is_not_trusted(tls: tuple[Path, Path]) -> None:
-    """An unknown certificate authority is an error with its reason."""
     with server(tls=tls) as api:
         with pytest.raises(SourceError, match=r"no TLS connection .*certificate verify failed") as caught:
             api_watches(Client(master=api.url), "n1")[0].once()
@@ -101,7 +97,6 @@ def test_certificate_that_is_not_trusted(tls: tuple[Path, Path]) -> None:
 
 
 def test_tls_with_a_plain_http_server() -> None:
-    """https:// to a plain HTTP server is a clear error."""
     with server() as api, pytest.raises(SourceError, match="no TLS connection"):
         api_watches(Client(master=api.url.replace("http:", "https:")), "n1", SHORT)[0].once()
 

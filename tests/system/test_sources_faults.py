@@ -115,7 +115,6 @@ def test_watches_that_end_at_once_are_no_hot_loop() -> None:
 @pytest.mark.parametrize("status", [500, 503, 403, 404, 400, 422, 302])
 @pytest.mark.parametrize("verb", ["list", "watch"])
 def test_errors_are_waited_out(status: int, verb: str) -> None:
-    """After any error status the next tries succeed."""
     with server() as api:
         api.store.create(service("a"))
         api.faults.fail(status, times=3, verb=verb)
@@ -127,7 +126,6 @@ def test_errors_are_waited_out(status: int, verb: str) -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_retry_after_is_honoured(status: int) -> None:
-    """The next request waits for the Retry-After of one second."""
     with server() as api:
         api.faults.fail(status, verb="list", retry_after=1)
         started = time.monotonic()
@@ -147,7 +145,6 @@ def test_retry_after_is_honoured(status: int) -> None:
     ],
 )
 def test_error_of_a_single_try(status: int, words: str) -> None:
-    """The error of a single try holds the reason."""
     with server() as api:
         api.faults.fail(status)
         with pytest.raises(SourceError, match=words) as caught:
@@ -171,7 +168,6 @@ def test_truncated_json(verb: str) -> None:
 
 
 def test_hanging_server() -> None:
-    """A request without a response times out and is repeated."""
     with server() as api:
         api.store.create(service("a"))
         api.faults.hang(verb="list")
@@ -315,7 +311,6 @@ def test_garbage_is_one_log_line(garbage: bytes, watching: bool) -> None:
     ],
 )
 def test_odd_event_before_a_good_one(line: bytes) -> None:
-    """Changes after an invalid event arrive, if need be by a list."""
     watched: list[str] = []
 
     def answer(target: str, connection: socket.socket) -> None:

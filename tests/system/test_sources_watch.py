@@ -115,7 +115,6 @@ def test_objects_come_change_and_go() -> None:
 
 
 def test_list_in_pages() -> None:
-    """Several pages arrive as one complete list."""
     with server() as api:
         api.store.load(slice_of(f"s{i}", "10.1.0.1") for i in range(1201))
         watch = watches(api.url, Kind.ENDPOINT_SLICE)[0]
@@ -158,7 +157,6 @@ def test_a_server_that_does_not_have_the_version_lists_the_latest_state() -> Non
 
 
 def test_list_that_expires_between_pages() -> None:
-    """If a list expires between pages, it starts over."""
     with server() as api:
         api.store.load(slice_of(f"s{i}", "10.1.0.1") for i in range(1201))
         watch = watches(api.url, Kind.ENDPOINT_SLICE)[0]
@@ -213,7 +211,6 @@ def test_bookmarks_move_the_version() -> None:
 
 
 def test_changes_arrive_soon() -> None:
-    """A change arrives within milliseconds."""
     delays = []
     with server() as api, Follower(watches(api.url, Kind.SERVICE)) as follower:
         follower.sees()

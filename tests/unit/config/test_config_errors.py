@@ -174,7 +174,6 @@ def _only_config_error(content: str | bytes | dict[str, object]) -> None:
 @example(HEAD + "? [a]\n: b")
 @example('{"a": "\\ud83d"}')
 def test_any_text_is_read_or_refused(content: str | bytes) -> None:
-    """No text and no bytes raise anything but ConfigError."""
     _only_config_error(content)
 
 
@@ -192,7 +191,6 @@ _VALUES = st.recursive(
     )
 )
 def test_any_value_of_any_field_is_read_or_refused(values: dict[str, object]) -> None:
-    """Any value of a known field is read or raises ConfigError."""
     _only_config_error(nested({**HEADER, **values}))
 
 

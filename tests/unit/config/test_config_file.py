@@ -190,13 +190,11 @@ def test_an_empty_document_may_follow(end: str) -> None:
 
 @pytest.mark.parametrize("text", ["1", "t", "T", "true", "TRUE", "True", True])
 def test_what_go_takes_for_true(text: object) -> None:
-    """Each of Go's words for true turns a flag on."""
     assert by_flags(masquerade_all=text).iptables.masquerade_all is True
 
 
 @pytest.mark.parametrize("text", ["0", "f", "F", "false", "FALSE", "False", False])
 def test_what_go_takes_for_false(text: object) -> None:
-    """Each of Go's words for false turns a flag off."""
     assert by_flags(iptables_localhost_nodeports=text).iptables.localhost_node_ports is False
 
 
@@ -246,7 +244,6 @@ def test_a_deprecated_port_is_checked_where_it_counts(port: str) -> None:
 
 
 def test_an_error_names_the_flag() -> None:
-    """A value that came by flag is named by its flag."""
     with pytest.raises(
         ConfigError, match=r'^--iptables-masquerade-bit: "40" is not valid: must be a whole number'
     ):
@@ -324,7 +321,6 @@ def test_flags_that_say_what_to_do_may_be_among_them() -> None:
     )
 )
 def test_any_text_of_any_flag_is_read_or_refused(flags: dict[str, str]) -> None:
-    """Any text of a flag is read or raises a ConfigError of one line."""
     try:
         load(None, flags)
     except ConfigError as error:

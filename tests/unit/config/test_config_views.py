@@ -217,7 +217,6 @@ def test_each_attribute_of_config_has_one_setting() -> None:
 
 
 def test_flags_and_fields_are_unique() -> None:
-    """No flag and no field stands twice in the table."""
     flags = [setting.flag for setting in SETTINGS + ACTIONS if setting.flag]
     paths = [setting.field for setting in SETTINGS if setting.field]
     assert len(flags) == len(set(flags))
@@ -259,5 +258,4 @@ def test_the_flags_that_count_beside_a_file() -> None:
 
 
 def test_each_setting_has_a_help_text() -> None:
-    """Every setting says what it is for, in a sentence."""
     assert [setting for setting in SETTINGS + ACTIONS if not setting.help.endswith(".")] == []

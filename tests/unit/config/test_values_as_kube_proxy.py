@@ -473,7 +473,6 @@ def test_words_for_node_port_addresses() -> None:
     ],
 )
 def test_go_durations_are_read(text: str, seconds: float) -> None:
-    """Each form that Go's ParseDuration takes gives the seconds it stands for."""
     assert parse_duration(text) == seconds
 
 
@@ -502,14 +501,12 @@ def test_anything_else_is_refused(text: str) -> None:
     ],
 )
 def test_durations_are_written_as_go_prints_them(seconds: float, text: str) -> None:
-    """The text is that of Go's Duration.String."""
     assert duration_text(seconds) == text
 
 
 # Up to 2**50 ns (13 days) a float holds every nanosecond apart from the next.
 @given(st.integers(min_value=-(2**50), max_value=2**50))
 def test_what_is_written_reads_back(nanoseconds: int) -> None:
-    """Writing a duration and reading it again gives the same seconds."""
     seconds = nanoseconds / 10**9
     assert parse_duration(duration_text(seconds)) == seconds
 

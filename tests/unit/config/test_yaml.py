@@ -160,7 +160,6 @@ def test_duplicate_keys_are_found_at_every_depth() -> None:
     ],
 )
 def test_invalid_yaml(text: bytes) -> None:
-    """Every fault is a YAMLError."""
     with pytest.raises(yaml.YAMLError):
         list(yaml.documents(text))
 

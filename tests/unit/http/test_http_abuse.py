@@ -20,12 +20,10 @@ LIMITS = http.Limits()
 
 
 def page(_: http.Request) -> http.Response:
-    """The response for honest clients."""
     return http.text("fine")
 
 
 def status(answer: bytes) -> int:
-    """Return the status of a raw response."""
     return int(answer.split()[1])
 
 
@@ -245,7 +243,6 @@ def test_clients_that_leave_leave_no_thread(serve: Serve) -> None:
 
 @given(st.one_of(st.binary(max_size=200), st.text(" /:\r\nGETHPOST.1*%\x00é", max_size=80).map(str.encode)))
 def test_any_head_is_accepted_or_refused(head: bytes) -> None:
-    """Any bytes before the empty line are a request for a path, or get an error status."""
     requests: list[http.Request] = []
 
     def handle(request: http.Request) -> http.Response:
@@ -261,7 +258,6 @@ def test_any_head_is_accepted_or_refused(head: bytes) -> None:
 
 @pytest.mark.parametrize("head", [b"HEAD /p HTTP/1.0\r\nA: b\nA: b", b"HEAD * HTTP/1.1\r\nHost: x"])
 def test_a_refused_head_request_gets_no_body(head: bytes) -> None:
-    """Its error response ends with the headers."""
     answer = exchange(head + b"\r\n\r\n", lambda request: http.text("fine"))
     assert status(answer) == 400
     assert answer.endswith(b"\r\n\r\n")

@@ -67,7 +67,6 @@ def test_a_service_keeps_a_short_uid(uid: str | None, kept: str) -> None:
 @settings(max_examples=300, deadline=None)
 @given(kind=st.sampled_from(Kind), raw=st.one_of(st.binary(), st.text().map(str.encode)))
 def test_noise_is_rejected(kind: Kind, raw: bytes) -> None:
-    """Random bytes are rejected."""
     with pytest.raises(Undecodable):
         decode(kind, raw)
 
@@ -247,7 +246,6 @@ def test_zone_cannot_inject_text_into_a_network(range_: str) -> None:
 @pytest.mark.parametrize("text", ["x" * 10_000_000, "\n" * 1_000_000])
 @pytest.mark.parametrize("field", ["name", "namespace"])
 def test_huge_value_is_shortened(field: str, text: str) -> None:
-    """A huge value does not flood the log."""
     raw = json.dumps({**WHOLE[Kind.SERVICE], "metadata": {"name": "a", field: text}}).encode()
     assert "not a DNS label" in rejection(Kind.SERVICE, raw)
 

@@ -49,7 +49,6 @@ def test_addresses(text: str, canonical: str) -> None:
     ],
 )
 def test_invalid_addresses(text: str) -> None:
-    """Invalid addresses are rejected."""
     with pytest.raises(ValueError, match="it is "):
         check.address(text, "it")
 

@@ -80,7 +80,6 @@ def test_other_addresses_are_served(address: str) -> None:
 
 
 def test_ipv4_mapped_address() -> None:
-    """An IPv4-mapped address is checked as its IPv4 address."""
     assert service("::ffff:127.0.0.1").rejected[0].value == "127.0.0.1"
 
 
@@ -106,7 +105,6 @@ def test_endpoints(address: str) -> None:
     )
 )
 def test_special_addresses_match_ipaddress(address: IPv4Address | IPv6Address) -> None:
-    """The result agrees with Python's ipaddress module."""
     try:
         check.servable(str(address), "it", reject_link_local=True)
         special = False

@@ -395,7 +395,7 @@ def test_files_that_do_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """A file that the user names must exist; in a pod without any, the service account counts."""
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(SourceError, match="kubeconfig /no/file does not exist"):
-        user_kubeconfigs("/no/file", "", {})
+        context_namespace(Kubeconfigs(("/no/file",)))
     with pytest.raises(SourceError, match="KUBECONFIG names no file that exists: /no/file"):
         user_kubeconfigs("", "", {"KUBECONFIG": "/no/file"})
     with pytest.raises(SourceError, match="there is no kubeconfig; set"):

@@ -286,7 +286,6 @@ def test_folder_as_a_config_map_mounts_it(tmp_path: Path) -> None:
 
 
 def test_files_come_and_go_in_a_folder(tmp_path: Path) -> None:
-    """A new file adds objects, a removed file removes them."""
     (tmp_path / "a.yaml").write_text(service("a"))
     with Follower([ManifestWatch(str(tmp_path))]) as follower:
         follower.sees("a")
@@ -312,7 +311,6 @@ def test_invalid_file_keeps_its_objects(tmp_path: Path, logged: Lines) -> None:
 
 
 def test_growing_file_is_not_read(tmp_path: Path) -> None:
-    """A growing file is not read, though each half is valid."""
     path = tmp_path / "a.yaml"
     path.write_text(service("a"))
     with Follower([ManifestWatch(str(path))]) as follower:

@@ -19,7 +19,6 @@ def ignore(items: object) -> None:
 
 
 def test_lines_do_not_depend_on_how_bytes_arrive() -> None:
-    """The lines are the same for any size of pieces."""
     text = b'{"a": 1}\n\n{"b": "\xc3\xa4"}\n{"c": 3}\n'
     for size in range(1, len(text) + 1):
         body = (text[i : i + size] for i in range(0, len(text), size))
@@ -207,7 +206,7 @@ def test_an_item_that_is_too_large_costs_only_itself(
     monkeypatch: pytest.MonkeyPatch, size: int, place: int
 ) -> None:
     """Its name and version are known, wherever it is in the list, and the others are complete."""
-    monkeypatch.setattr(wire, "BEGINNING", 150)
+    monkeypatch.setattr(wire, "IDENTITY_BYTES", 150)
     objects = [named("a"), named("b", "," * 300), named("c")]
     objects.insert(place, named("large", LARGE))
     items: list[wire.Item] = []
@@ -319,7 +318,6 @@ def test_error_events(status: object, expired: bool) -> None:
 
 
 def test_retry_after_is_bounded() -> None:
-    """A Retry-After of an hour is shortened."""
     assert from_status(429, "", 1.0, "services").retry_after == 1.0
     assert from_status(503, "", 3600.0, "services").retry_after == 120.0
 
