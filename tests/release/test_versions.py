@@ -58,17 +58,9 @@ def test_versions_are_in_range(file: str) -> None:
 
 def test_image_has_no_development_tools() -> None:
     """requirements.txt has no development tools."""
-    tools = {
-        "pytest",
-        "hypothesis",
-        "mypy",
-        "ruff",
-        "mkdocs",
-        "mkdocs-material",
-        "hatchling",
-        "matplotlib",
-        "pip",
-    }
+    groups = PROJECT["dependency-groups"].values()
+    listed = [entry for group in groups for entry in group if isinstance(entry, str)]
+    tools = {canonicalize_name(Requirement(entry).name) for entry in listed}
     assert not tools & locked("requirements.txt").keys()
 
 
