@@ -143,8 +143,7 @@ def test_a_signal_ends_an_agent_that_waits_for_its_first_lists(tmp_path: Path, o
     """The API server accepts connections and does not answer."""
     with inside_a_namespace(), socket.create_server(("127.0.0.1", 0)) as silent:
         flags = ["--hostname-override=node1", f"--master=http://127.0.0.1:{silent.getsockname()[1]}"]
-        before = "from pykubeproxy.agent import stops; stops.STOP_SECONDS = 1.0"
-        with running(tmp_path / "log", *flags, *(["--once"] if once else []), before=before) as process:
+        with running(tmp_path / "log", *flags, *(["--once"] if once else [])) as process:
             connection, _ = silent.accept()
             assert seconds_to_end(process, signal.SIGTERM) < LIMIT
             assert process.returncode == (128 + signal.SIGTERM if once else 0)
