@@ -42,7 +42,7 @@ from pykubeproxy.inspect.trace.conclusion import TraceVerdict
 from pykubeproxy.inspect.trace.journey import ReadNodes, TracedWay, receivers
 from pykubeproxy.inspect.trace.question import NowhereToStart, misplaced, trace_in_cluster, trace_on_node
 from pykubeproxy.inspect.trace.report import TraceReport
-from pykubeproxy.objects import Family, Node, Protocol, family_of
+from pykubeproxy.objects import Family, Node, Protocol
 
 # Most traces read live rules, so only the functions that need others import the modules for them.
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def trace_over_nodes(
         directory,
         family=family,
         protocol=protocol,
-        entry=via or _any_node(directory, start, family),
+        entry=via,
     )
     echo_notes({"": (*remarks, *ends.notes)})
     with node_access(client, cluster) as access:
@@ -303,15 +303,6 @@ def _reader(access: "NodeAccess", directory: Directory) -> ReadNodes:
         return {name: known.get(name, absent[name]) for name in names}
 
     return read
-
-
-def _any_node(directory: Directory, start: Target, family: Family | None) -> str:
-    """Return a node that stands for all that receive connections to a node port; "" if there is none."""
-    wanted = family_of(start.name) if start.kind is TargetKind.ADDRESS else family
-    for node in directory.nodes:
-        if any(wanted in (None, family_of(address)) for address in node.addresses):
-            return node.name
-    return ""
 
 
 def _entrances(ends: ResolvedConnection, directory: Directory) -> Sequence[TracedWay]:

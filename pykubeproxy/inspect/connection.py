@@ -404,8 +404,8 @@ def resolve(
 
     Without `family`, take one that both ends have: that of the Service's first address or the pod's primary one, if the
     source has it. Without `protocol`, take that of the port, TCP for a plain address. `client` overrides where the
-    source is. Clients outside use a load balancer address, an external IP, or a node port at the Node `entry`; others
-    use the cluster IP. Raises Unresolved.
+    source is. Clients outside use a load balancer address, an external IP, or a node port at the Node `entry`, or
+    at the first of a whole cluster; others use the cluster IP. Raises Unresolved.
     """
     start = _find(source, directory)
     kind = client or start.location.kind or (LocationKind.OUTSIDE if directory.pod_networks else None)
@@ -484,8 +484,9 @@ def _frontends(
     service: Service, port: Port, outside: bool, directory: Directory, entry: str
 ) -> tuple[Frontend, ...]:
     """Return the frontends for a client, the preferred ones first."""
-    node = directory.node(entry)
-    every = tuple(_all_frontends(service, port, node.addresses if node else ()))
+    nodes = [node for node in directory.nodes if node.name == entry or (directory.complete and not entry)]
+    at_nodes = [address for node in nodes for address in node.addresses]
+    every = tuple(_all_frontends(service, port, at_nodes))
     if not outside:
         return tuple(frontend for frontend in every if frontend.kind is FrontendKind.CLUSTER_IP)
     return tuple(sorted(every, key=lambda frontend: _PREFERRED_OUTSIDE.index(frontend.kind)))

@@ -152,14 +152,14 @@ class MeaningComparison:
         """Return the state with these rules, a known one if equal rules came lately."""
         chains, policies = frozenset(ruleset.chains.items()), frozenset(ruleset.policies.items())
         case = (ruleset.family, chains, policies)
-        state = self._states.pop(case) if case in self._states else _ComparedState(ruleset, self._shared)
+        state = self._states.pop(case, None) or _ComparedState(ruleset, self._shared)
         self._states[case] = state
-        number = sum(len(compared_state.ruleset.chains) for compared_state in self._states.values())
-        for oldest in [*self._states][:-2]:
-            if number <= _MOST_CHAINS:
-                break
-            number -= len(self._states.pop(oldest).ruleset.chains)
+        while len(self._states) > 2 and self._number_of_chains() > _MOST_CHAINS:
+            del self._states[next(iter(self._states))]
         return state
+
+    def _number_of_chains(self) -> int:
+        return sum(len(state.ruleset.chains) for state in self._states.values())
 
     def _remember(self, case: tuple[object, ...], changes: tuple[MeaningChange, ...]) -> None:
         if len(self._known) >= _MOST_KNOWN:

@@ -62,17 +62,14 @@ def parse_addresses(text: str) -> Addresses:
     """
     first, dash, last = text.partition("-")
     if dash:
-        return (Range(int(ipaddress.ip_address(first)), int(ipaddress.ip_address(last))),)
-    address, _, mask = text.partition("/")
-    if mask and not mask.isdecimal():
-        start, bits = ipaddress.ip_address(address), ipaddress.ip_address(mask)
-        return tuple(_masked(text, int(start) & int(bits), int(bits), start.max_prefixlen))
-    network = ipaddress.ip_network(text, strict=False)
-    return (Range(int(network.network_address), int(network.broadcast_address)),)
+        return (Range(number(first), number(last)),)
+    return tuple(_masked(text))
 
 
-def _masked(text: str, start: int, mask: int, width: int) -> Iterator[Range]:
-    """Yield the ranges of addresses that are `start` in the bits of a mask, which may have gaps."""
+def _masked(text: str) -> Iterator[Range]:
+    """Yield the ranges of addresses that have the bits of a network in its mask, which may have gaps."""
+    start, mask = bits_and_mask(text)
+    width = 128 if ":" in text else 32
     free = [bit for bit in range(width) if not mask >> bit & 1]
     block = next((position for position, bit in enumerate(free) if position != bit), len(free))
     gaps = free[block:]
@@ -80,8 +77,8 @@ def _masked(text: str, start: int, mask: int, width: int) -> Iterator[Range]:
         raise TooManyRules(
             f"the mask of {text} has too many gaps to compare what its rule does; check that rule"
         )
-    for number in range(1 << len(gaps)):
-        first = start | sum(1 << bit for position, bit in enumerate(gaps) if number >> position & 1)
+    for chosen in range(1 << len(gaps)):
+        first = start | sum(1 << bit for position, bit in enumerate(gaps) if chosen >> position & 1)
         yield Range(first, first + (1 << block) - 1)
 
 

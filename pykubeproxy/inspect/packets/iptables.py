@@ -114,26 +114,23 @@ class Condition(NamedTuple):
 
 
 def _address(what: str, get: Callable[[Packet], str], by_destination: bool) -> Condition:
+    """Return a condition that names an address, a network or, as "first-last", a range."""
+
+    def probability(value: str, packet: Packet, _: NodeNetwork) -> float:
+        first, dash, last = value.partition("-")
+        if dash:
+            return number(first) <= number(get(packet)) <= number(last)
+        return contains(value, get(packet))
+
     def describe(value: str, packet: Packet, met: bool) -> str:
         address, _, length = value.partition("/")
-        if length in ("", "128" if ":" in address else "32"):
+        if "-" not in value and length in ("", "128" if ":" in address else "32"):
             return f"its {what} is {address}" if met else f"its {what} {get(packet)} is not {address}"
         return f"its {what} {get(packet)} is {'' if met else 'not '}in {value}"
 
-    found = Condition(lambda value, packet, _: contains(value, get(packet)), describe, by_destination)
-    return found if by_destination else found._replace(sources=_named_sources)
-
-
-def _range(what: str, get: Callable[[Packet], str], by_destination: bool) -> Condition:
-    def probability(value: str, packet: Packet, _: NodeNetwork) -> float:
-        first, _dash, last = value.partition("-")
-        return number(first) <= number(get(packet)) <= number(last or first)
-
-    def describe(value: str, packet: Packet, met: bool) -> str:
-        return f"its {what} {get(packet)} is {'' if met else 'not '}in {value}"
-
-    found = Condition(probability, describe, by_destination)
-    return found if by_destination else found._replace(sources=_named_sources)
+    return Condition(
+        probability, describe, by_destination, sources=None if by_destination else _named_sources
+    )
 
 
 def _named_sources(value: str, _: Packet, __: NodeNetwork) -> Addresses:
@@ -263,8 +260,8 @@ _CONDITIONS: Mapping[tuple[str, str], Condition] = {
     ("multiport", "--dports"): _PORT,
     ("multiport", "--ports"): _PORT,
     ("multiport", "--sports"): _SOURCE_PORT,
-    ("iprange", "--src-range"): _range("source", lambda packet: packet.source, False),
-    ("iprange", "--dst-range"): _range("destination", lambda packet: packet.destination, True),
+    ("iprange", "--src-range"): _address("source", lambda packet: packet.source, False),
+    ("iprange", "--dst-range"): _address("destination", lambda packet: packet.destination, True),
     ("addrtype", "--src-type"): _address_type("source", lambda packet: packet.source)._replace(
         sources=_own_sources
     ),

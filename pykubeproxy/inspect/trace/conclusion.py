@@ -27,7 +27,7 @@ _ASSUMED = "No object names a pod {}; its node {} follows from podCIDRs."
 class TraceVerdict(enum.Enum):
     """The answer in a word.
 
-    - LIKELY: rules choose an endpoint, but those of its node are unknown
+    - LIKELY: rules choose an endpoint, but those of its node, or of a node that may receive the connection, are unknown
     - PARTLY: it depends on chance, or on the node that receives the connection
     - UNKNOWN: the rules of no first node are known
     """

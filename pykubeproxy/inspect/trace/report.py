@@ -33,9 +33,10 @@ _ENDS, _ENDPOINTS, _NODES, _PATHS = 20, 4, 4, 4
 class TraceReport(Report, frozen=True, kw_only=True):
     """Where a connection goes.
 
-    - `verdict`: "reached", "likely" if rules choose an endpoint, but those of its node are unknown, "partly" if it depends
-      on chance or on the node that receives the connection, "not-reached", or "unknown". A connection that "reached" an
-      endpoint fails if replies bypass the node that chose the endpoint, or if no EndpointSlice of the Service names it
+    - `verdict`: "reached", "likely" if rules choose an endpoint, but those of its node, or of a node that may receive the
+      connection, are unknown, "partly" if it depends on chance or on the node that receives the connection,
+      "not-reached", or "unknown". A connection that "reached" an endpoint fails if replies bypass the node that chose the
+      endpoint, or if no EndpointSlice of the Service names it
     - `message`: the verdict as a sentence
     - `packet`: source and destination in a line
     - `ways`: one, or one for each group of nodes that may receive the connection

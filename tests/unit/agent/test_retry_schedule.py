@@ -8,17 +8,16 @@ from pykubeproxy.services.ports import PortName
 A, B = (PortName("ns", name, "", "TCP") for name in "ab")
 
 
-def test_nothing_is_due_without_quarantine() -> None:
-    assert RetrySchedule().due() == math.inf
-    assert RetrySchedule().take(10.0) == ()
-
-
 def test_an_unchanged_port_is_tried_every_hour() -> None:
+    """While it is in quarantine."""
     schedule = RetrySchedule()
+    assert (schedule.due(), schedule.take(10.0)) == (math.inf, ())
     schedule.follow([A], [], [], 100.0)
     assert schedule.due() == 3700.0
     schedule.tried([A], 3700.0, 3700.5)
     assert schedule.due() == 7300.5
+    schedule.follow([], [], [], 3800.0)
+    assert schedule.due() == math.inf
 
 
 def test_a_changed_port_is_tried_after_its_backoff() -> None:
@@ -54,13 +53,6 @@ def test_retries_take_a_tenth_of_the_time() -> None:
     schedule.tried([B], 10.0, 11.0)
     assert schedule.due() == 20.0
     assert schedule.take(20.0) == (A,)
-
-
-def test_a_released_port_is_forgotten() -> None:
-    schedule = RetrySchedule()
-    schedule.follow([A], [], [A.service_key], 0.0)
-    schedule.follow([], [], [], 1.0)
-    assert schedule.due() == math.inf
 
 
 def test_a_port_that_no_search_has_decided_about_is_due_at_once() -> None:

@@ -65,12 +65,6 @@ def test_pod_reaches_endpoints_on_its_own_and_another_node() -> None:
     assert nodes.asked == ["node1", "node2", "node3"]
 
 
-def test_only_nodes_on_the_way_are_read() -> None:
-    nodes = ThreeNodes("lb-local-none")
-    nodes.trace(POD1, CLUSTER_IP)
-    assert nodes.asked == ["node1", "node2"]
-
-
 def test_of_many_nodes_with_endpoints_some_are_read() -> None:
     """The answer names all endpoints, and says which nodes it does not know."""
     nodes = ThreeNodes("clusterip-one")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from pykubeproxy.inspect.connection import (
@@ -199,6 +200,8 @@ def test_node_port_of_a_given_node() -> None:
     )
     with pytest.raises(Unresolved, match="use node/NAME:30080"):
         resolved("203.0.113.7", "svc/web:http")
+    cluster = msgspec.structs.replace(OBJECTS, complete=True)
+    assert resolved("2001:db8::7", "svc/web:http", cluster).destination.address == "fd00::1"
 
 
 def test_cluster_ip_for_a_client_outside() -> None:
