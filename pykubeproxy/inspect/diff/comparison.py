@@ -168,7 +168,7 @@ class NodeComparison:
         or the lists in use.
         """
         unkept = {}
-        for namespace, claims in self.cluster.affinity_claims().items():
+        for namespace, claims in self.cluster.affinity.claims.items():
             if sum(claim.lists for claim in claims.values()) <= self._default_lists:
                 continue
             found = {name: self._keeps_affinity(live, Key(namespace, name)) for name in claims}
