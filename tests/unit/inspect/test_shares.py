@@ -3,7 +3,6 @@
 import pytest
 
 from pykubeproxy.inspect.dump.model import views
-from pykubeproxy.inspect.limit import RuleLimit, TooManyRules
 from pykubeproxy.inspect.routes import affinity_seconds, shares
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.iptables_save import parse
@@ -123,12 +122,3 @@ def test_an_unreadable_probability_takes_no_packets(text: str) -> None:
         KUBE_SEP_B=dnat("10.0.0.2"),
     )
     assert found(ruleset)["10.0.0.2:80"] == 1.0
-
-
-def test_chains_that_multiply_exceed_the_limit() -> None:
-    """A walk through all paths would not end in a lifetime."""
-    jumps = {
-        ChainKey("nat", f"KUBE-SVC-{number}"): (f"-j KUBE-SVC-{number + 1}",) * 2 for number in range(50)
-    }
-    with pytest.raises(TooManyRules, match="too many times"):
-        shares(Ruleset(Family.IPV4, jumps), "KUBE-SVC-0", RuleLimit(1000))
