@@ -15,8 +15,8 @@ settings.load_profile("project")
 # Files whose tests take longest, the longest first.
 # fmt: off
 _LONGEST = (
-    "test_lab_scenarios", "test_tenants", "test_tenants_api_server", "test_harnesses", "test_lab_lifecycle",
-    "test_agent_drift", "test_faults_api_server", "test_two_agents", "test_run",
+    "test_lab_scenarios", "test_tenants", "test_examples", "test_harnesses", "test_tenants_api_server",
+    "test_lab_lifecycle", "test_tenants_views", "test_agent_drift", "test_faults_api_server", "test_kubectl",
 )
 # fmt: on
 
@@ -42,7 +42,7 @@ def _slow_tests_first(items: list[pytest.Item], workers: int) -> list[pytest.Ite
     slow: dict[str, list[pytest.Item]] = {}
     fast: list[pytest.Item] = []
     for item in items:
-        if item.path.parent.name == "system":
+        if item.path.parent.name == "system" or item.path.stem in _LONGEST:
             slow.setdefault(item.path.stem, []).append(item)
         else:
             fast.append(item)

@@ -243,7 +243,6 @@ def _port_of_line(line: str, ports: Mapping[PortName, PortRules]) -> PortName | 
 
 
 def _plain_service(options: RuleOptions) -> PortRules:
-    """Return the rules of an ordinary service port: TCP, two endpoints."""
     address, *endpoints = _ADDRESSES[options.ipv6]
     port = ServicePort(
         name=PortName("", "trial", "", Protocol.TCP.value),

@@ -137,13 +137,11 @@ class Agent:
     def _request_sync(
         self, only: FamilyController | None = None, services: Iterable[Key] = (), listed: bool = False
     ) -> None:
-        """Request a sync of all families, or of `only` one, in which these Services have changed."""
         now = self._clock()
         for family in [only] if only else self._families:
             family.work.request(now, min(self._mailbox.waiting_since(), now), services, listed)
 
     def _next_wakeup(self) -> float:
-        """Return when to wake up even if no message arrives."""
         due = self._sync_due()
         if not self._in_sync:
             return min(self._next_retry, due)
@@ -174,7 +172,6 @@ class Agent:
         self._released = self._api_servers
 
     def _follow_api_servers(self) -> None:
-        """Request a sync if this process reaches its API servers at other addresses than before."""
         found = self._read_api_servers()
         if found != self._api_servers:
             self._api_servers = found
@@ -228,7 +225,6 @@ class Agent:
         return succeeded
 
     def _take_all_turns(self) -> bool:
-        """Take all turns now. Return whether all of them succeeded."""
         succeeded = True
         for family in self._families:
             failed = 0
@@ -245,7 +241,6 @@ class Agent:
         )
 
     def _may_sync(self) -> bool:
-        """Return whether a sync is due."""
         now = self._clock()
         if now >= self._gate.opens_at(self._cluster, self._node):
             for family in self._families:
@@ -253,7 +248,6 @@ class Agent:
         return now >= self._sync_due()
 
     def _sync_round(self) -> bool:
-        """Sync the families that need it. Return whether all of them succeeded."""
         if self._clock() - self._last_resync >= MAX_PERIOD:
             self._last_resync = self._clock()
             for family in self._families:

@@ -100,6 +100,5 @@ def _watches(options: RunOptions, client: Client | None, node_name: str) -> tupl
 
 
 def _start(watches: tuple[Watch, ...], mailbox: Mailbox) -> None:
-    """Start the watches, whose events wait in the mailbox."""
     for watch in watches:
         start_thread(watch.name, lambda watch=watch: watch.run(mailbox.put), mailbox)  # type: ignore[misc]

@@ -111,7 +111,7 @@ class Quarantine:
         finally:
             self.canary = bisection.canary
         bisection.clear()
-        self._decided(split.rejected)
+        self._keep_undecided(lambda name: name not in split.rejected)
         self._rejected = {
             name: msgspec.structs.replace(port, reason=split.rejected[name], tried=True)
             if name in split.rejected
@@ -168,7 +168,7 @@ class Quarantine:
             if not bisection.accepts_plain_service():
                 return False
             rejects_clients = bisection.split(rejectable, RETRY_SECONDS).checked().accepted
-        self._decided(rejected)
+        self._keep_undecided(lambda name: name not in rejected)
         family, now = self._tables.family, time.time()
         self._rejected = {
             **self._rejected,
@@ -202,10 +202,7 @@ class Quarantine:
         seconds: float,
         unchanged: Collection[PortName] = (),
     ) -> BisectResult:
-        """Split these ports, and keep the groups for the next time; rejected ports too, until `_decided`.
-
-        Raises KernelError.
-        """
+        """Split these ports, and keep the groups for the next time, also those of rejected ports. Raises KernelError."""
         earlier = [
             PortGroup(tuple(name for name in group.names if name in rules), group.rejections)
             for group in self._undecided
@@ -219,12 +216,6 @@ class Quarantine:
         confirm = (PortGroup((name,), TRIES - 1) for name in split.rejected)
         self._undecided = (*others, *split.undecided, *confirm)
         return split.checked()
-
-    def _decided(self, rejected: Collection[PortName]) -> None:
-        """Forget the groups of these rejected ports."""
-        self._undecided = tuple(
-            group for group in self._undecided if not any(name in rejected for name in group.names)
-        )
 
 
 def _rules(port: ResolvedPort, options: RuleOptions) -> PortRules:

@@ -59,7 +59,6 @@ class FamilyTables:
 
     @property
     def _factor(self) -> int:
-        """Return how many times more pairs a turn has than on nft."""
         return coverage.LEGACY_FACTOR if self._chains_per_block is None else 1
 
     def retry_tree(self) -> None:
@@ -307,7 +306,6 @@ class FamilyTables:
         return msgspec.structs.replace(desired, services=services), frozenset(parts)
 
     def _isolate(self, failure: SyncFailed, resolution: Resolution, desired: Desired) -> bool:
-        """Quarantine the service ports that caused a failure. Return whether there were any. Raises SyncFailed."""
         try:
             unchanged = self._applied.unchanged(desired)
             return self.quarantine.isolate(failure.error, resolution.ports(), unchanged, desired.options)

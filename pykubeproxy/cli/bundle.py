@@ -1,6 +1,5 @@
 """`bundle`: save rules, settings and objects of nodes, each in one file."""
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import click
 
@@ -204,7 +203,7 @@ def _target(output: str | None, manifest: Manifest) -> Path:
 def _save(path: Path | None, manifest: Manifest, members: Iterable[Member]) -> None:
     """Write a bundle, and print the name of its file; without `path` write to standard output. Raises ClickException."""
     try:
-        with _opened(path) as file:
+        with new_file(path) if path else click.open_file("-", "wb") as file:
             write_bundle(file, manifest, members)
     except OSError as error:
         raise click.ClickException(
@@ -217,16 +216,6 @@ def _save(path: Path | None, manifest: Manifest, members: Iterable[Member]) -> N
 def _report_missing(node: str, files: Iterable[BundledFile]) -> None:
     for file in files:
         echo_line(f"{node}: no {file.name}: {file.error}", err=True)
-
-
-@contextlib.contextmanager
-def _opened(path: Path | None) -> Iterator[IO[bytes]]:
-    if path:
-        with new_file(path) as file:
-            yield file
-    else:
-        with click.open_file("-", "wb") as out:
-            yield out
 
 
 def _on_terminal() -> bool:

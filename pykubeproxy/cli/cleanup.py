@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import click
-import msgspec
 
 from pykubeproxy.cli.emit import DOCUMENTS, emit, report_option
 from pykubeproxy.cli.help import ACTION, FAILED, OUTPUT, command, option
@@ -89,14 +88,7 @@ def clean_up_alone(output: str = "text", all_modes: bool = False) -> bool:
         return clean_up(output=output, all_modes=all_modes)
 
 
-class LiveTables(msgspec.Struct, frozen=True):
-    """The live tables of one backend and family; `failure` is "" or why they could not be read."""
-
-    iptables: Iptables
-    rules: Ruleset
-    failure: str = ""
-
-
+@click_errors(NotPermitted)
 def clean_up(
     dry_run: bool = False,
     output: str = "text",
@@ -108,16 +100,18 @@ def clean_up(
     Print results to standard output and failures to standard error, or everything in one document. Raise ClickException
     without permission, or without iptables unless other modes remain to be cleaned.
     """
-    live = [_read(iptables) for iptables in _installed(runner or Runner())]
+    live = [(iptables, _read(iptables)) for iptables in _installed(runner or Runner())]
     no_iptables = "" if live else str(Missing("iptables-restore", PACKAGE))
     if no_iptables and not all_modes:
         raise click.ClickException(no_iptables)
-    guarded = not routes_loopback() or any(kubelet_guards_loopback(tables.rules) for tables in live)
+    guarded = not routes_loopback() or any(
+        kubelet_guards_loopback(rules) for _, rules in live if isinstance(rules, Ruleset)
+    )
     # Virtual servers take precedence over rules, and rules refer to ipsets.
     first = (leftovers.remove_virtual_servers, leftovers.remove_interface) if all_modes else ()
     last = (leftovers.remove_ipsets, leftovers.remove_nftables_tables) if all_modes else ()
     others = [remove(dry_run) for remove in first]
-    results = [_clean(tables, guarded, all_modes, dry_run) for tables in live]
+    results = [_clean(iptables, rules, guarded, all_modes, dry_run) for iptables, rules in live]
     others += [remove(dry_run) for remove in last]
     done = CleanupReport(
         dry_run=dry_run,
@@ -145,29 +139,30 @@ def _installed(runner: Runner) -> Iterator[Iptables]:
                 continue
 
 
-def _read(iptables: Iptables) -> LiveTables:
-    """Read one backend and family. Raises ClickException without permission."""
+def _read(iptables: Iptables) -> Ruleset | KernelError:
+    """Return the live tables, or why they cannot be read. Raises NotPermitted."""
     try:
-        return LiveTables(iptables, _live(iptables))
-    except NotPermitted as error:
-        raise click.ClickException(str(error)) from None
+        return _live(iptables)
+    except NotPermitted:
+        raise
     except KernelError as error:
-        return LiveTables(iptables, Ruleset(iptables.family, {}), str(error))
+        return error
 
 
-def _clean(tables: LiveTables, loopback_guarded: bool, all_modes: bool, dry_run: bool) -> CleanedTables:
-    """Clean one backend and family. Raises ClickException without permission."""
-    iptables = tables.iptables
+def _clean(
+    iptables: Iptables, rules: Ruleset | KernelError, guarded: bool, all_modes: bool, dry_run: bool
+) -> CleanedTables:
+    """Clean one backend and family. Raises NotPermitted."""
     backend = iptables.backend.value
-    if tables.failure:
-        return CleanedTables(backend, iptables.family, error=tables.failure)
-    found = removal(tables.rules, loopback_guarded=loopback_guarded, all_modes=all_modes)
-    text = found.restore_input(NFT_CHAINS_PER_BLOCK if iptables.backend is Backend.NFT else None)
     try:
+        if isinstance(rules, KernelError):
+            raise rules
+        found = removal(rules, loopback_guarded=guarded, all_modes=all_modes)
+        text = found.restore_input(NFT_CHAINS_PER_BLOCK if iptables.backend is Backend.NFT else None)
         if text and not dry_run:
             iptables.restore(text)
-    except NotPermitted as error:
-        raise click.ClickException(str(error)) from None
+    except NotPermitted:
+        raise
     except KernelError as error:
         return CleanedTables(backend, iptables.family, error=str(error))
     return CleanedTables(

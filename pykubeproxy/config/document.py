@@ -13,6 +13,7 @@ from pykubeproxy.config import yaml
 from pykubeproxy.config.kinds import flag_text
 from pykubeproxy.config.model import Config, ConfigError
 from pykubeproxy.config.table import ACTIONS, SETTINGS, Setting
+from pykubeproxy.wording import one_line
 
 KIND = "KubeProxyConfiguration"
 GROUP = "kubeproxy.config.k8s.io"
@@ -117,15 +118,11 @@ def _is_section(path: tuple[str, ...]) -> bool:
 
 def _where(error: yaml.YAMLError) -> str:
     if not isinstance(error, yaml.MarkedYAMLError):
-        return _one_line(str(error))
-    problem = _one_line(", ".join(filter(None, (error.context, error.problem))) or "it cannot be read")
+        return one_line(str(error))
+    problem = one_line(", ".join(filter(None, (error.context, error.problem))) or "it cannot be read")
     line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
     hint = "; put quotes around a value that ends in a colon or holds one before a space"
     return problem + line + (hint if problem.startswith("mapping values are not allowed") else "")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:200]
 
 
 def _join(path: str, key: object) -> str:

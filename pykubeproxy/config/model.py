@@ -152,7 +152,7 @@ class Config(msgspec.Struct, frozen=True):
     health_address, metrics_address: None means no such server.
     node_port_addresses: canonical CIDRs, and "primary" for the node's own; empty means all addresses of the node.
     max_service_pairs: see `Oversized`; 0 means any number.
-    max_affinity_lists: see `Cluster.unkept_lists`; 0 means any number.
+    max_affinity_lists: see `AffinityShares.unkept_lists`; 0 means any number.
     config_sync_period: seconds.
     document: the KubeProxyConfiguration for /configz, with values as given, and the defaults of all others.
     """

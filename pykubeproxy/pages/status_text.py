@@ -126,7 +126,6 @@ def all_well(status: AgentStatus) -> bool:
 
 
 def _failing(status: AgentStatus) -> list[str]:
-    """Return the families whose last sync failed."""
     last = {sync.family: sync for sync in status.syncs}  # oldest first
     return [
         family.family for family in status.families if family.family in last and last[family.family].failure
@@ -134,7 +133,6 @@ def _failing(status: AgentStatus) -> list[str]:
 
 
 def _unwatched(status: AgentStatus) -> str:
-    """Return which watches fail, since when and why; "" if none does."""
     if not status.unwatched:
         return ""
     objects = ", ".join(unwatched.objects for unwatched in status.unwatched)
@@ -144,14 +142,12 @@ def _unwatched(status: AgentStatus) -> str:
 
 
 def _waiting(status: AgentStatus) -> str:
-    """Return which agents wait for the end of this one; "" if none does."""
     return (
         f"Waiting to take over when this agent ends: {'; '.join(status.waiting)}." if status.waiting else ""
     )
 
 
 def _pending(status: AgentStatus) -> str:
-    """Return how many Services wait for the next sync; "" if none does."""
     counts = (
         (status.pending_services, "changed Service", ""),
         (status.pending_endpoints, "Service", " with changed endpoints"),
@@ -162,13 +158,11 @@ def _pending(status: AgentStatus) -> str:
 
 
 def _quarantine_reason(quarantined: Quarantined) -> str:
-    """Return what happens to new connections to a quarantined service port, and why it is quarantined."""
     action = "connections are rejected" if quarantined.rejects_clients else "packets pass unchanged"
     return f"{action}: {quarantined.reason}"
 
 
 def _rejected_trees(status: AgentStatus) -> list[str]:
-    """Return a sentence for each family whose dispatch tree iptables rejects."""
     return [
         f"{family.family} uses a flat chain. iptables rejects the dispatch tree, which is tried again once an hour: "
         f"{family.rejected_tree}"
@@ -178,7 +172,6 @@ def _rejected_trees(status: AgentStatus) -> list[str]:
 
 
 def _family_state(status: AgentStatus, family: FamilyStatus) -> str:
-    """Return the state of a family in a few words."""
     if family.overdue:
         return "overdue"
     if family.contested:

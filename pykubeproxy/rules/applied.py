@@ -472,7 +472,6 @@ class AppliedState:
         return found
 
     def _changed_entries(self, service: Key, ports: Iterable[DesiredPort | KeptPort]) -> set[ChainKey]:
-        """Return the shared chains in which an entry of a Service changes."""
         before = {port.name: port.entries for port in self.ports(service)}
         after = {port.name: port.entries for port in ports}
         return {
@@ -484,7 +483,6 @@ class AppliedState:
 
 
 def _filter_entries(live: Ruleset, key: ChainKey) -> SharedEntries:
-    """Return the entries of a live shared chain of table filter."""
     rules = tuple(rule for rules in with_branches(live, key).values() for rule in rules if "-j " in rule)
     return SharedEntries(key).with_lost(rules)
 

@@ -189,12 +189,10 @@ def _removed(update: Update, unused: Mapping[str, AppliedChain], limit: int, wri
 
 
 def _names(batched: Iterable[ChainUpdate]) -> Iterator[str]:
-    """Yield the names of the chains of the service ports in these batches."""
     return (name for batch in batched for port in batch.ports for name in port.names.split())
 
 
 def _unused(replaced: Mapping[str, AppliedChain], used: Iterable[str]) -> dict[str, AppliedChain]:
-    """Return the replaced chains that are not used any more."""
     if not replaced:
         return {}
     used = frozenset(used)

@@ -44,7 +44,7 @@ class KernelFacts(msgspec.Struct, frozen=True):
 class RuleContext(msgspec.Struct, frozen=True):
     """The context of the rules of one family, from the configuration, the Node object and the kernel.
 
-    A Service with more than `max_service_pairs` is not served; 0 means any number. See `Cluster.unkept_lists` for
+    A Service with more than `max_service_pairs` is not served; 0 means any number. See `AffinityShares.unkept_lists` for
     `max_affinity_lists`, and `service_ports` for `reserved`.
     """
 
@@ -68,7 +68,7 @@ class RuleContext(msgspec.Struct, frozen=True):
             self.node,
             self.allow_external_ips,
             self.reserved,
-            cluster.unkept_lists(service, self.max_affinity_lists),
+            cluster.affinity.unkept_lists(service, self.max_affinity_lists),
             only,
         )
 

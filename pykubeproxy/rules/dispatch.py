@@ -101,8 +101,6 @@ def build_tree(
 
 
 class _TreePart(NamedTuple):
-    """Numbers that share a prefix, and the holes in it."""
-
     prefix: Prefix
     numbers: Sequence[int]
     holes: tuple[Prefix, ...] = ()
@@ -209,13 +207,11 @@ def _by_count(
 
 
 def _shared(numbers: Sequence[int], width: int) -> Prefix:
-    """Return the longest prefix that sorted numbers share."""
     differing = (numbers[0] ^ numbers[-1]).bit_length()
     return Prefix(numbers[0] >> differing << differing, width - differing, width)
 
 
 def _halves(numbers: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Divide sorted numbers by the first bit in which they differ."""
     differing = (numbers[0] ^ numbers[-1]).bit_length() - 1
     middle = bisect_left(numbers, numbers[-1] >> differing << differing)
     return numbers[:middle], numbers[middle:]

@@ -77,7 +77,6 @@ def _text(name: PortName) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _port_hash(name: PortName) -> str:
-    """Return the hash that all chains of a service port share."""
     return _hash(_text(name))
 
 

@@ -46,7 +46,6 @@ class _Rule(msgspec.Struct, frozen=True, gc=False):
         return same_effect or not self._may_meet(other)
 
     def _may_meet(self, other: "_Rule") -> bool:
-        """Return whether a packet may match both rules."""
         return (
             (not self.key[1] or not other.key[1] or self.key[1] == other.key[1])
             and _overlap(self.source, other.source)

@@ -102,7 +102,6 @@ def read_saves(files: Iterable[SavedFile]) -> tuple[SavedTables, ...]:
 
 
 def _checked(file: SavedFile) -> list[_SavedTable]:
-    """Return the tables of a file that has some."""
     text = file.text
     _check_lines(file.name, text)
     if "\r" in text:
@@ -282,7 +281,6 @@ def _check_table(table: str, targets: Mapping[str, Sequence[str]]) -> None:
 
 @lru_cache(maxsize=_MOST_CHAINS)
 def _jumps(rules: tuple[str, ...]) -> frozenset[str]:
-    """Return all targets to which rules may jump, by any reading of them."""
     return frozenset(target for rule in rules for target in _targets(rule))
 
 

@@ -32,8 +32,6 @@ class _PolicyPath(msgspec.Struct, frozen=True):
 
 
 class _RuleInputs(msgspec.Struct, frozen=True):
-    """The inputs for the own chains of a service port."""
-
     port: ServicePort
     selection: Selection
     internal: _PolicyPath

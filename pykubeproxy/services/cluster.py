@@ -72,46 +72,46 @@ class AffinityShares:
     """
 
     def __init__(self) -> None:
-        self._claims: dict[str, dict[str, Claim]] = {}
+        self.claims: dict[str, dict[str, Claim]] = {}  # by namespace and name
         # The answers given so far, by namespace and limit: the names of the Services that keep affinity.
         self._kept: dict[tuple[str, int], frozenset[str]] = {}
 
-    def all_claims(self) -> Mapping[str, Mapping[str, Claim]]:
-        """Return the claims by namespace and name."""
-        return self._claims
-
     def claim(self, key: Key) -> Claim | None:
         """Return the claim of a Service; None if it has none."""
-        return self._claims.get(key.namespace, {}).get(key.name)
+        return self.claims.get(key.namespace, {}).get(key.name)
 
     def unkept_lists(self, key: Key, limit: int) -> int:
-        """Return how many lists affinity of a Service needs if it is not kept, else 0; a `limit` of 0 keeps all."""
+        """Return how many lists affinity of a Service needs if it is not kept, else 0.
+
+        Each namespace may use `limit` lists; 0 allows any number. Later changes of the answer count as changes of the
+        Service: see `Cluster.apply`.
+        """
         claim = self.claim(key)
         if claim is None or not limit:
             return 0
         case = key.namespace, limit
         if case not in self._kept:
-            self._kept[case] = kept_claims(self._claims[key.namespace].values(), limit)
+            self._kept[case] = kept_claims(self.claims[key.namespace].values(), limit)
         return 0 if key.name in self._kept[case] else claim.lists
 
     def update(self, claims: Mapping[Key, Claim | None]) -> set[Key]:
         """Replace these claims, and return the Services that keep or lose affinity by that."""
         changed = {key: claim for key, claim in claims.items() if claim != self.claim(key)}
         for key, claim in changed.items():
-            others = self._claims.setdefault(key.namespace, {})
+            others = self.claims.setdefault(key.namespace, {})
             if claim is None:
                 del others[key.name]
             else:
                 others[key.name] = claim
             if not others:
-                del self._claims[key.namespace]
+                del self.claims[key.namespace]
         namespaces = {key.namespace for key in changed}
         answers: set[Key] = set()
         for case in [case for case in self._kept if case[0] in namespaces] if namespaces else ():
             namespace, limit = case
             before = self._kept.pop(case)
-            if namespace in self._claims:
-                now = self._kept[case] = kept_claims(self._claims[namespace].values(), limit)
+            if namespace in self.claims:
+                now = self._kept[case] = kept_claims(self.claims[namespace].values(), limit)
                 answers |= {Key(namespace, name) for name in before ^ now}
         return answers
 
@@ -150,7 +150,7 @@ class Cluster:
         self._slices: dict[Key, EndpointSlice] = {}
         self._slices_of: dict[Key, dict[str, EndpointSlice]] = {}
         self._nodes: dict[Key, Node] = {}
-        self._affinity = AffinityShares()
+        self.affinity = AffinityShares()
         self._objects: Mapping[Kind, Mapping[Key, Object]] = {
             Kind.SERVICE: self._services,
             Kind.ENDPOINT_SLICE: self._slices,
@@ -197,18 +197,6 @@ class Cluster:
         slices = self._slices_of.get(key, {})
         return tuple([slices[name] for name in sorted(slices)])
 
-    def unkept_lists(self, key: Key, limit: int) -> int:
-        """Return how many lists of clients session affinity of a Service needs, if it is not kept; else 0.
-
-        Each namespace may use `limit` lists; 0 allows any number. Later changes of the answer count as changes of the
-        Service: see `apply`.
-        """
-        return self._affinity.unkept_lists(key, limit)
-
-    def affinity_claims(self) -> Mapping[str, Mapping[str, Claim]]:
-        """Return the claims of all Services with session affinity, by namespace and name."""
-        return self._affinity.all_claims()
-
     def node(self, name: str) -> Node | None:
         """Return a Node as last seen, even if it has been deleted since."""
         return self._nodes.get(Key("", name))
@@ -224,9 +212,9 @@ class Cluster:
             service = self._services.get(key)
             if service and service.affinity_seconds is not None:
                 claims[key] = affinity_claim(service, self._slices_of.get(key, {}).values())
-            elif self._affinity.claim(key):
+            elif self.affinity.claim(key):
                 claims[key] = None
-        return self._affinity.update(claims)
+        return self.affinity.update(claims)
 
     def _replace(self, kind: Kind, objects: tuple[Object, ...]) -> ChangedServices:
         self._listed.add(kind)

@@ -101,7 +101,7 @@ class Client:
 
         Returns at once. A name is resolved for each new connection; all its addresses are kept, at most 64.
         """
-        return self._addresses.known()
+        return self._addresses.known
 
     @contextmanager
     def stream(

@@ -178,8 +178,13 @@ def _messages(
             raise websocket.WebSocketProtocolException("no subprotocol")
         connection.settimeout(None)  # the caller limits the time
         yield b""
-        while message := _next(channel):
-            yield message
+        while True:
+            kind, data = channel.recv_data()
+            if kind == websocket.ABNF.OPCODE_CLOSE:
+                return
+            message = data.encode() if isinstance(data, str) else bytes(data)
+            if len(message) > 1:
+                yield message
     except websocket.WebSocketBadStatusException as error:
         raise _refused(container, error) from None
     except websocket.WebSocketConnectionClosedException:
@@ -188,17 +193,6 @@ def _messages(
         raise Failure(
             f"{server} does not speak {_PROTOCOLS[-1]} over WebSocket ({error}); check that each proxy on the way passes WebSockets"
         ) from None
-
-
-def _next(channel: websocket.WebSocket) -> bytes:
-    """Return the next message with a content, b"" when the server closes the connection."""
-    while True:
-        kind, data = channel.recv_data()
-        if kind == websocket.ABNF.OPCODE_CLOSE:
-            return b""
-        message = data.encode() if isinstance(data, str) else bytes(data)
-        if len(message) > 1:
-            return message
 
 
 def _refused(container: ContainerRef, error: websocket.WebSocketBadStatusException) -> Failure:

@@ -47,7 +47,7 @@ class ServerAddresses:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[Address, None] = {}  # oldest first
-        self._known: frozenset[Address] = frozenset()
+        self.known: frozenset[Address] = frozenset()
 
     def add(self, host: str, port: int) -> None:
         """Add an IP address; ignore a name."""
@@ -62,11 +62,7 @@ class ServerAddresses:
             self._seen[str(address), port] = None
             while len(self._seen) > _MOST:
                 del self._seen[next(iter(self._seen))]
-            self._known = frozenset(self._seen)
-
-    def known(self) -> frozenset[Address]:
-        """Return all addresses so far."""
-        return self._known
+            self.known = frozenset(self._seen)
 
 
 def content(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:

@@ -205,7 +205,9 @@ def run_agent(sequence: Sequence, backend: Backend) -> Writer:
                 for family in Family:
                     writer.step(Step("write", hostile.victim_slice(family, 1 + number % 3)))
 
-            agent.undisturbed([agent.delay(change, writer.ready, frozenset()) for _ in range(_ROUNDS)])
+            for _ in range(_ROUNDS):
+                agent.delay(change, writer.ready, frozenset())
+            agent.note_undisturbed()
             # Until its turn, a large Service keeps addresses that it no longer claims.
             claimed = frozenset[Claim]()
             for steps in sequence:

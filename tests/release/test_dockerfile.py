@@ -1,4 +1,4 @@
-"""The Dockerfile pins its sources and keeps build tools out of the final stage."""
+"""The Dockerfile pins its sources; `make image` checks the rest."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parents[2]
-BUILD_TOOLS = re.compile(r"\b(gcc|libc6-dev|python3-dev|python3-venv|pip)\b")
-ARCHITECTURES = re.compile(r"amd64|x86_64|arm64|aarch64|--platform")
 # An instruction and its arguments.
 Step = tuple[str, str]
 
@@ -31,31 +29,12 @@ def stages() -> list[list[Step]]:
     return found
 
 
-def text_of(stage: list[Step]) -> str:
-    return "\n".join(" ".join(step) for step in stage)
-
-
-def copies(stage: list[Step]) -> list[list[str]]:
-    return [rest.split() for name, rest in stage if name == "COPY"]
-
-
 def test_base_is_pinned_by_registry_and_digest(stages: list[list[Step]]) -> None:
     """Both stages start from the same Debian, so that programs built in one run in the other."""
     before, build, final = stages
     (argument,) = (rest for name, rest in before if name == "ARG")
     assert re.fullmatch(r"BASE=docker\.io/library/debian:bookworm-\d{8}-slim@sha256:[0-9a-f]{64}", argument)
     assert (build[0], final[0]) == (("FROM", "${BASE} AS build"), ("FROM", "${BASE}"))
-
-
-def test_final_stage_has_no_build_tools(stages: list[list[Step]]) -> None:
-    """The final stage copies one virtual environment from the build stage and nothing else."""
-    _, build, final = stages
-    assert BUILD_TOOLS.search(text_of(build))
-    assert not BUILD_TOOLS.search(text_of(final))
-    from_build = [words for words in copies(final) if words[0].startswith("--from=")]
-    assert from_build == [["--from=build", "/opt/pykubeproxy", "/opt/pykubeproxy"]]
-    assert ("ENTRYPOINT", '["pykubeproxy"]') in final
-    assert {"iptables", "kmod", "python3"} <= set(text_of(final).split())
 
 
 def test_python_packages_are_pinned_by_hash(stages: list[list[Step]]) -> None:
@@ -74,18 +53,3 @@ def test_python_packages_are_pinned_by_hash(stages: list[list[Step]]) -> None:
         for rest in ("".join(step) for step in steps((PROJECT / name).read_text())):
             assert re.match(r"[\w.\-]+(\[\w+\])?==\S+", rest), rest
             assert "--hash=sha256:" in rest, rest
-
-
-def test_no_step_names_an_architecture(stages: list[list[Step]]) -> None:
-    """The same Dockerfile builds on every architecture."""
-    assert not any(ARCHITECTURES.search(text_of(stage)) for stage in stages)
-
-
-def test_build_context_holds_what_is_copied(stages: list[list[Step]]) -> None:
-    """.dockerignore excludes everything that no COPY names."""
-    lines = (PROJECT / ".dockerignore").read_text().splitlines()
-    patterns = [line for line in lines if not line.startswith("#")]
-    words = [item for stage in stages for item in copies(stage) if not item[0].startswith("--from=")]
-    copied = {name for *names, _ in words for name in names}
-    assert patterns[0] == "*"
-    assert set(patterns[1:]) == {*(f"!{name}" for name in copied), "**/__pycache__"}

@@ -15,7 +15,6 @@ import pytest
 from pykubeproxy.lab.apiserver import EVENTS, ApiServer
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
-from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, answers, inside_a_namespace, metric, running, saved, status
 
 pytestmark = pytest.mark.root
@@ -188,18 +187,6 @@ def test_contested_repairs_back_off(tmp_path: Path) -> None:
         assert [family.contested for family in status().families].count(True) == 1
         eventually(lambda: "drift no longer contested" in at.log.read_text(), seconds=60)
         eventually(lambda: [reason for reason in at.reasons() if reason != "DriftRepaired"] == _CONTEST)
-
-
-def test_contention_about_added_rules_leaves_the_node_ready(tmp_path: Path) -> None:
-    """Our rules are in place all the time."""
-    with site("nft", tmp_path, _SHORT_TIMES) as at:
-        begun, codes = time.monotonic(), set()
-        while time.monotonic() - begun < 7:
-            at.iptables(4, "-t filter -A KUBE-FORWARD -p tcp --dport 7777 -j ACCEPT")
-            codes.add(fetch(HEALTH, "/healthz").status)
-            time.sleep(0.2)
-        assert metric('pykubeproxy_drift_contested{ip_family="IPv4"}') == 1
-        assert codes == {200}
 
 
 def test_drift_during_syncs_is_repaired(backend: str, tmp_path: Path) -> None:

@@ -168,33 +168,12 @@ def test_a_running_agent_has_all_recorded_metrics(api: FaultyApiServer, tmp_path
         assert sample("sync_proxy_rules_iptables_last", '{ip_family="IPv4",table="nat"}') >= 1
 
 
-def test_a_health_check_port_in_use_causes_an_event(api: FaultyApiServer, tmp_path: Path) -> None:
-    """Everything else works."""
-    api.store.create(node("node1", "192.168.99.10"))
-    with agent(api, tmp_path, "--metrics-bind-address", f"0.0.0.0:{CHECK}", "--iptables-sync-period", "1s"):
-        eventually(lambda: answers(HEALTH, "/healthz", 200))
-        api.store.create(
-            service("web", type="LoadBalancer", externalTrafficPolicy="Local", healthCheckNodePort=CHECK)
-        )
-        eventually(lambda: reasons(api) == ["FailedToStartServiceHealthcheck", "Starting"])
-        assert answers(CHECK, "/healthz", 200)
-        assert answers(HEALTH, "/healthz", 200)
-
-
-@pytest.mark.parametrize(
-    ("flag", "reason"),
-    [
-        ("--healthz-bind-address", "FailedToStartProxierHealthcheck"),
-        ("--metrics-bind-address", "FailedToStartMetricServer"),
-    ],
-)
-def test_an_address_in_use_ends_the_process_with_hard_fail(
-    api: FaultyApiServer, tmp_path: Path, flag: str, reason: str
-) -> None:
+def test_an_address_in_use_ends_the_process_with_hard_fail(api: FaultyApiServer, tmp_path: Path) -> None:
     """With status 1, one log line and an event on the Node."""
-    with agent(api, tmp_path, flag, api.url.removeprefix("http://"), "--bind-address-hard-fail") as process:
+    taken = "--metrics-bind-address"
+    with agent(api, tmp_path, taken, api.url.removeprefix("http://"), "--bind-address-hard-fail") as process:
         assert process.wait(20) == 1
-    assert reasons(api) == [reason]
+    assert reasons(api) == ["FailedToStartMetricServer"]
     assert "Address already in use" in (tmp_path / "agent.log").read_text().splitlines()[-1]
 
 

@@ -182,7 +182,6 @@ class SyncLog:
 
 
 def _state(verdict: EndpointVerdict) -> str:
-    """Return whether an endpoint is used, under which traffic policy, and why."""
     cluster, local = verdict.cluster, verdict.local
     if cluster is not None and local in (None, cluster):
         return f"{_used(cluster)}: {cluster.value}"

@@ -57,7 +57,6 @@ def status_page(status: AgentStatus) -> str:
 
 
 def _chart(syncs: Sequence[SyncRecord]) -> Iterator[str]:
-    """Yield a bar for each sync."""
     if not syncs:
         return
     worst = max(sync.seconds for sync in syncs)

@@ -37,9 +37,7 @@ def low_thresholds() -> Iterator[None]:
         # Four ports alone make a Service large.
         patch.setattr(coverage, "LARGE_PAIRS", 3)
         patch.setattr(coverage, "LEGACY_FACTOR", 1)
-        patch.setattr(coverage, "PORT_PAIRS", 2)
         patch.setattr(coverage, "MOST_DELETED", 3)
-        patch.setattr(coverage, "_FEW_ENDPOINTS", 0)
         patch.setattr("pykubeproxy.rules.service.GROUPS_ABOVE", 3)
         yield
 
@@ -180,14 +178,31 @@ def steps(*tenants: str) -> st.SearchStrategy[list[Callable[[SyncedFamily], obje
     )
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize(
+    ("tenants", "port_pairs", "few_endpoints"), [(("wide",), 2, 0), (("large0", "large1"), 1, 500)]
+)
+@settings(max_examples=150, deadline=None)
 @given(
-    first=hostile_events("wide"),
-    steps=st.one_of(steps("wide"), steps("large0", "large1")),
+    data=st.data(),
     backend=st.sampled_from(Backend),
     chains_per_block=st.sampled_from([None, 1, 3, 200]),
 )
 def test_large_services_harm_neither_others_nor_what_they_keep(
+    tenants: tuple[str, ...],
+    port_pairs: int,
+    few_endpoints: int,
+    data: st.DataObject,
+    backend: Backend,
+    chains_per_block: int | None,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coverage, "PORT_PAIRS", port_pairs)
+        patch.setattr(coverage, "_FEW_ENDPOINTS", few_endpoints)
+        first = data.draw(hostile_events(tenants[0]))
+        check(first, data.draw(steps(*tenants)), backend, chains_per_block)
+
+
+def check(
     first: list[Event],
     steps: list[Callable[[SyncedFamily], object]],
     backend: Backend,

@@ -174,23 +174,6 @@ def test_syncs_are_measured(metrics: Metrics) -> None:
         assert value(metrics, "sync_proxy_rules_iptables_total", table=table, ip_family="IPv4") == total
 
 
-def test_changes_are_pending_until_synced(metrics: Metrics) -> None:
-    """Pending counts drop to 0 when all families are synced. Nodes do not count."""
-    changed(metrics, Kind.SERVICE, "a", "b")
-    changed(metrics, Kind.ENDPOINT_SLICE, "a")
-    changed(metrics, Kind.ENDPOINT_SLICE, "a")
-    changed(metrics, Kind.NODE, "a")
-    prefix = "sync_proxy_rules"
-    assert value(metrics, f"{prefix}_service_changes_total") == 2
-    assert value(metrics, f"{prefix}_endpoint_changes_total") == 2
-    assert value(metrics, f"{prefix}_service_changes_pending") == 2
-    assert value(metrics, f"{prefix}_endpoint_changes_pending") == 2
-    metrics.changes_synced()
-    assert value(metrics, f"{prefix}_service_changes_pending") == 0
-    assert value(metrics, f"{prefix}_endpoint_changes_pending") == 0
-    assert value(metrics, f"{prefix}_service_changes_total") == 2
-
-
 def test_services_without_local_endpoints_are_counted(metrics: Metrics) -> None:
     """Service ports under policy Local whose endpoints are on other nodes, by policy."""
 
@@ -418,7 +401,6 @@ def test_only_slices_that_lead_to_rules_count(latencies: Latencies) -> None:
     latencies.event_applied(Updated(service()))
     latencies.event_applied(Listed(Kind.SERVICE, (service(),)))
     latencies.event_applied(Deleted(Kind.SERVICE, Key("ns", "web")))
-    latencies.event_applied(Updated(slice_at(1001.0, headless=True)))
     assert latencies.sync_succeeded(V4, 1005.0) == []
     latencies.event_applied(Updated(slice_at(1010.0)))
     assert latencies.sync_succeeded(V4, 1005.0) == [0.0]

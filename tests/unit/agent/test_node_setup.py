@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from structlog.testing import capture_logs
 
 from pykubeproxy.agent import node_setup
-from pykubeproxy.agent.node_setup import KernelSetting, set_up, settings
+from pykubeproxy.agent.node_setup import set_up, settings
 from pykubeproxy.cli import logs
 from pykubeproxy.cli import run as run_command
 from pykubeproxy.config import Config, load
@@ -145,15 +145,6 @@ def test_an_unreadable_value_is_overwritten(tmp_path: Path) -> None:
     (root / OOM).write_text("\n")
     set_up(config(oom_score_adj="5"), root)
     assert (root / OOM).read_text().startswith("5")
-
-
-def test_the_limit_precedes_the_buckets() -> None:
-    """The same order as in kube-proxy's log."""
-    first, second, *_ = settings(config(conntrack_max_per_core="1"), 1)
-    assert (first, second) == (
-        KernelSetting(MAX, 131072, at_least=True),
-        KernelSetting(HASHSIZE, 32768, at_least=True),
-    )
 
 
 def test_modules_of_the_chosen_backend_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

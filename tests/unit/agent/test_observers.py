@@ -168,7 +168,7 @@ def test_latency_is_measured_from_trigger_to_sync(make: Callable[..., Agent]) ->
 def test_health_check_ports_follow_services(
     make: Callable[..., Agent], addresses: str, open_at: tuple[str, ...], closed_at: tuple[str, ...]
 ) -> None:
-    """They open where nodePortAddresses allow, and close with the Service."""
+    """They open where nodePortAddresses allow, also at IPv6 addresses for an IPv4 Service, and close with the Service."""
     agent = make(**{"nodeport-addresses": addresses} if addresses else {})
     agent.observers.serve(agent.flags)
     port = free_port()
@@ -184,19 +184,6 @@ def test_health_check_ports_follow_services(
     agent.sync(service())
     with pytest.raises(ConnectionRefusedError):
         fetch(port, host=open_at[0])
-
-
-def test_the_health_check_port_of_an_ipv4_service_answers_on_ipv6_too(make: Callable[..., Agent]) -> None:
-    """A load balancer may have IPv6 addresses only. The Service has no IPv6 cluster IP, and so no IPv6 rules."""
-    agent = make()
-    agent.observers.serve(agent.flags)
-    port = free_port()
-    web = service(
-        cluster_ip="10.96.0.10", type="LoadBalancer", external_local=True, health_check_node_port=port
-    )
-    agent.sync(web, slice_of(endpoint("10.1.0.1", node_name=HERE)), settle=False)
-    agent.sync(family=Family.IPV6)
-    assert fetch(port, host="127.0.0.1").status == fetch(port, host="::1").status == 200
 
 
 def test_contention_keeps_health_check_ports_open(make: Callable[..., Agent]) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from pykubeproxy.agent.observe import status
 from pykubeproxy.agent.observe.handlers import metrics_pages, read_filter
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.agent.observe.observers import Observers
@@ -162,18 +161,6 @@ def test_a_failing_query_does_not_harm_the_loop(proxy: Proxy) -> None:
     assert isinstance(answer.exception(), AttributeError)
 
 
-def test_concurrent_queries(proxy: Proxy) -> None:
-    """Each thread gets a complete status."""
-    proxy.follow(*(service(f"s{n}", cluster_ip=f"10.96.0.{n + 1}") for n in range(50)))
-    found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(len(proxy.status().services))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert found == [50] * 8
-
-
 def test_many_endpoints_end_the_list(monkeypatch: pytest.MonkeyPatch, proxy: Proxy) -> None:
     """Services with thousands of endpoints do not block the loop."""
     monkeypatch.setattr("pykubeproxy.agent.observe.status._MOST_ENDPOINTS", 30)
@@ -269,18 +256,11 @@ def test_status_stays_without_the_gate_of_statusz(proxy: Proxy, serve: Serve) ->
     assert [fetch(port, "/statusz", accept=it).status for it in accepted] == [200, 200, 404, 404]
 
 
-Box = queue.SimpleQueue[LoopQuery[Any]]
-
-
-def service_with(box: Box) -> StatusService:
-    # Queries for objects need neither families nor observers.
-    return StatusService("n", None, None, box.put)  # type: ignore[arg-type]
-
-
 def test_one_query_at_a_time() -> None:
     """Concurrent clients queue; the loop never has more than one query."""
-    box: Box = queue.SimpleQueue()
-    service, everybody = service_with(box), threading.Barrier(9)
+    box: queue.SimpleQueue[LoopQuery[Any]] = queue.SimpleQueue()
+    # Queries for objects need neither families nor observers.
+    service, everybody = StatusService("n", None, None, box.put), threading.Barrier(9)  # type: ignore[arg-type]
 
     def ask() -> object:
         everybody.wait()
@@ -294,13 +274,3 @@ def test_one_query_at_a_time() -> None:
             assert box.empty()
             query.answer(Cluster(), ())
     assert [it.result().node for it in answers] == [Node("n")] * 8  # type: ignore[attr-defined]
-
-
-def test_a_query_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The result is None, and the query is cancelled."""
-    monkeypatch.setattr(status, "_TIMEOUT", 0.05)
-    box: Box = queue.SimpleQueue()
-    service = service_with(box)
-    assert service.objects(PageFilter()) is None
-    assert service.objects(PageFilter()) is None
-    assert [box.get_nowait().future.cancelled() for _ in range(2)] == [True, True]

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -15,3 +16,13 @@ def no_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Runner, "run", refuse)
     monkeypatch.setattr(running_agent, "fetch", refuse)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A configuration file with another cluster CIDR than usual."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclusterCIDR: 10.0.0.0/8\n"
+    )
+    return path

@@ -19,22 +19,12 @@ HERE = ("-f", OBJECTS, "--hostname-override", "node1")
 AGENT = "objects and configuration of the agent"
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> str:
-    """A configuration file that differs from that of the agent."""
-    path = tmp_path / "config.yaml"
-    path.write_text(
-        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclusterCIDR: 10.0.0.0/8\n"
-    )
-    return str(path)
-
-
-def compared(*arguments: str) -> Result:
-    return CliRunner().invoke(diff, arguments, catch_exceptions=False)
+def compared(*arguments: object) -> Result:
+    return CliRunner().invoke(diff, [str(it) for it in arguments], catch_exceptions=False)
 
 
 def test_the_agent_on_this_node_is_the_default(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, config: str
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, config: Path
 ) -> None:
     """Its objects, endpoints and configuration are one side; the other has the configuration in the file."""
     monkeypatch.setattr(running_agent, "DEFAULT_URL", agent(serve))
@@ -45,7 +35,7 @@ def test_the_agent_on_this_node_is_the_default(
     assert sentences == ["  ns/web:http: different rules for the same endpoints"]
 
 
-def test_the_same_configuration_is_no_difference(serve: Serve, config: str) -> None:
+def test_the_same_configuration_is_no_difference(serve: Serve, config: Path) -> None:
     url = agent(serve, cluster_cidr="10.0.0.0/8")
     result = compared("--against-config", config, "--url", url)
     assert (result.exit_code, result.stdout) == (0, "")
@@ -63,14 +53,14 @@ def test_its_objects_are_compared_with_those_in_a_file(serve: Serve) -> None:
     assert not any("-d 203.0.113.7/32 " in rule for rule in rules), "the agent reaches the API server there"
 
 
-def test_quarantined_services_are_named(serve: Serve, config: str) -> None:
+def test_quarantined_services_are_named(serve: Serve, config: Path) -> None:
     """Their live rules differ from those for their objects."""
     result = compared("--against-config", config, "--url", agent(serve))
     assert "the agent has quarantined ns/api:http; their rules differ.\n" in result.stderr
 
 
 def test_without_an_agent_the_output_says_that_settings_are_defaults(
-    monkeypatch: pytest.MonkeyPatch, config: str, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, config: Path, tmp_path: Path
 ) -> None:
     """With --url, it is an error."""
     url = f"http://127.0.0.1:{free_port()}"
@@ -85,7 +75,7 @@ def test_without_an_agent_the_output_says_that_settings_are_defaults(
         f"Error: cannot reach an agent at {url}: Connection refused; correct --url, or use -f or flags of `run` instead\n"
     )
     (one_node := tmp_path / "node.yaml").write_text("apiVersion: v1\nkind: Node\nmetadata: {name: node1}\n")
-    result = compared("-f", str(one_node), "--against-config", config)
+    result = compared("-f", one_node, "--against-config", config)
     assert (
         result.stderr
         == f"No differences: the same objects with {config}, {one_node} with default settings.\n"

@@ -25,15 +25,6 @@ def new(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "config.yaml"
-    path.write_text(
-        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclusterCIDR: 10.0.0.0/8\n"
-    )
-    return path
-
-
 def test_no_differences() -> None:
     """Without differences, print one line to standard error and exit with 0."""
     result = compared("-f", OLD, "--against", OLD, *HERE)

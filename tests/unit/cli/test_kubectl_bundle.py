@@ -87,11 +87,12 @@ def test_image_with_a_single_backend(cluster: RemoteNodes) -> None:
 
 
 def test_older_agent_is_read_as_kube_proxy_is(cluster: RemoteNodes) -> None:
+    """The objects are those of the API server."""
     cluster.saves("p2", "nft", SERVING)
     cluster.program("p2", "pykubeproxy", errors="Error: No such command 'bundle'.\n", code=2)
-    bundle = read(invoke("bundle", "--node", "n2").stdout.strip())
-    assert bundle.manifest.proxy == "pykubeproxy 0.1.0"
-    assert OBJECTS in bundle.files
+    path = invoke("bundle", "--node", "n2").stdout.strip()
+    assert read(path).manifest.proxy == "pykubeproxy 0.1.0"
+    assert "10.244.1.5:" in invoke("web", "--bundle", path, command=explain).stdout
 
 
 @pytest.mark.parametrize("raw", [OURS[:-9], b"", b"x" * 600])
@@ -154,10 +155,3 @@ def test_debug_pod_gets_the_objects_of_the_api_server(cluster: RemoteNodes, tmp_
     assert "10.244.1.5:" in invoke("web", "--bundle", path, command=explain).stdout
     with Path(path).open("rb") as file:
         assert read_bundle(file, path, FILES).files[METRICS] == b"x 1\n"
-
-
-def test_older_agents_on_all_nodes_leave_the_objects_to_the_api_server(cluster: RemoteNodes) -> None:
-    cluster.saves("p2", "nft", SERVING)
-    cluster.program("p2", "pykubeproxy", errors="Error: No such command 'bundle'.\n", code=2)
-    path = invoke("bundle", "--node", "n2").stdout.strip()
-    assert "10.244.1.5:" in invoke("web", "--bundle", path, command=explain).stdout

@@ -5,7 +5,6 @@ import pty
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,27 +12,16 @@ import pytest
 
 from pykubeproxy.cli import main
 from tests.unit.cli.test_explain_command import OBJECTS
+from tests.unit.cli.test_help import walk
 
 # They run other programs, run for ever, or write a script or a file.
 WITHOUT = {("bundle",), ("run",), ("lab", "exec"), ("completion",)}
 EXPLAIN = ["explain", "web", "-f", OBJECTS, "--hostname-override", "node1"]
 
 
-def commands(
-    group: click.Group, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            yield from commands(command, (*path, name))
-        else:
-            yield (*path, name), command
-
-
 @pytest.mark.parametrize(
-    ("path", "command"), [pytest.param(*it, id=" ".join(it[0])) for it in commands(main)]
+    ("path", "command"),
+    [pytest.param(*it, id=" ".join(it[0])) for it in walk(main) if not isinstance(it[1], click.Group)],
 )
 def test_json_everywhere(path: tuple[str, ...], command: click.Command) -> None:
     """Each command that prints results has -o json."""
@@ -101,10 +89,3 @@ def test_colours(environment: dict[str, str], styled: bool) -> None:
     said = on_a_terminal({"TERM": "xterm", **environment})
     assert ("\x1b[" in said) is styled
     assert "default" in said or "web" in said
-
-
-def test_no_colours_in_a_file() -> None:
-    """Use no colours if output is not a terminal."""
-    program = [sys.executable, "-c", "from pykubeproxy.cli import main; main()", *EXPLAIN]
-    said = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-    assert "\x1b[" not in said

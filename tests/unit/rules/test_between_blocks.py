@@ -1,5 +1,6 @@
 """Packets between two blocks of restore input, which iptables-restore applies one by one."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -117,12 +118,16 @@ def test_packets_between_blocks_meet_the_old_or_the_new_rules(
     between, last = node.states[:-1], node.live.save()
     if first == last:
         return
+    check(first, between, last)
+
+
+def check(first: Ruleset, between: Iterable[Ruleset], last: Ruleset) -> None:
     for packet in packets():
         start, end = outcomes(first, packet), outcomes(last, packet)
+        expected = kinds(start) | kinds(end)
         for state in between:
             current = outcomes(state, packet)
             assert {outcome for outcome in current if outcome.startswith("to ")} <= start | end, packet
-            expected = kinds(start) | kinds(end)
             # Packets to a service that is being created or deleted may be refused as well.
             assert kinds(current) <= expected | ({"refused"} if "neither" in expected else set()), packet
 
@@ -145,15 +150,8 @@ def test_packets_during_a_bisection_meet_the_old_or_the_new_rules(
     first = node.live.save()
     node.states.clear()
     assert [it.name for it in node.sync(*changes, *bad).quarantined] == ["bad"]
-    last = node.live.save()
     states = [state for at, state in enumerate(node.states) if state not in node.states[:at]]
-    for packet in packets():
-        start, end = outcomes(first, packet), outcomes(last, packet)
-        expected = kinds(start) | kinds(end)
-        for state in states:
-            current = outcomes(state, packet)
-            assert {outcome for outcome in current if outcome.startswith("to ")} <= start | end, packet
-            assert kinds(current) <= expected | ({"refused"} if "neither" in expected else set()), packet
+    check(first, states, node.live.save())
 
 
 def kinds_by_block(*changes: Event) -> list[list[set[str]]]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pykubeproxy.config import Dispatch
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.dispatch import LEAF, LEVELS, Area, Branch, Tree, build_tree, shared_chain
+from pykubeproxy.rules.dispatch import LEVELS, Area, Branch, Tree, build_tree, shared_chain
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.skeleton import (
     FILTER_EXTERNAL,
@@ -77,24 +77,6 @@ class Paths:
         return max((self._levels[target] for _, _, _, target in rules if target), default=0)
 
 
-@given(numbers, st.integers(0, 2**WIDTH - 1))
-def test_every_number_finds_its_rules(present: set[int], absent: int) -> None:
-    """A number in the tree matches its own rule, any other number none."""
-    paths = Paths(grown(present))
-    for number in present:
-        assert paths.met(number)[-1] == f"take {number}"
-    if absent not in present:
-        assert f"take {absent}" not in paths.met(absent)
-
-
-@given(numbers)
-def test_number_of_visited_rules_is_bounded(present: set[int]) -> None:
-    """A packet visits at most sixteen rules a level, and a leaf."""
-    paths = Paths(grown(present))
-    for number in present:
-        assert len(paths.met(number)) <= 16 * (WIDTH // 4) + LEAF
-
-
 def hostile(width: int) -> st.SearchStrategy[set[int]]:
     """Mixtures of nested prefixes, dense runs, equal distances and random numbers, close to few places."""
     size = 1 << width
@@ -149,6 +131,15 @@ def test_any_mixture_of_two_trees_finds_every_number(made: tuple[int, set[int], 
         assert all(mixture.met(number)[-1] == f"take {number}" for number in stay)
 
 
+def arranged(key: ChainKey, rules: tuple[str, ...], form: Dispatch = Dispatch.TREE) -> Tree:
+    """Return the entries of one Service in a shared chain."""
+    return shared_chain(key, [((key, rules),)], (), form)
+
+
+def chains_of(key: ChainKey, tree: Tree) -> dict[ChainKey, tuple[str, ...]]:
+    return {key: tree.root, **{ChainKey(key.table, name): texts for name, texts in tree.chains}}
+
+
 def rules_of(key: ChainKey, width: int, present: list[int]) -> tuple[str, ...]:
     """Entries of up to three ports or protocols for each number; some are for the same port."""
     texts: list[str] = []
@@ -186,9 +177,8 @@ def test_a_packet_finds_the_same_rule_as_in_a_flat_chain(
     family = Family.IPV6 if width == 128 else Family.IPV4
     walkers = []
     for dispatch in (Dispatch.FLAT, Dispatch.TREE):
-        shared = shared_chain(key, [((key, rules),)], (), dispatch)
-        branches = {ChainKey("nat", name): texts for name, texts in shared.chains}
-        walkers.append(Walker(Ruleset(family, {**own, **branches, key: shared.root})))
+        chains = chains_of(key, arranged(key, rules, dispatch))
+        walkers.append(Walker(Ruleset(family, {**own, **chains})))
     some = sorted(present)[:: len(present) // 5 + 1]
     for number in {near for it in some for near in (it, it ^ 1)}:
         address = str((IPv6Address if width == 128 else IPv4Address)(number))
@@ -208,16 +198,14 @@ def test_thousands_of_ports_at_an_address_are_in_the_way_of_no_other_packet(key:
         for a in range(1, 4)
         for n in ports
     )
-    tree = shared_chain(key, [((key, rules),)], (), Dispatch.AUTO)
-    walker = Walker(
-        Ruleset(Family.IPV4, {key: tree.root, **{ChainKey(key.table, name): it for name, it in tree.chains}})
-    )
+    tree = arranged(key, rules, Dispatch.AUTO)
+    walker = Walker(Ruleset(Family.IPV4, chains_of(key, tree)))
     walker.walk(Packet("192.0.2.9", "10.244.1.5", "tcp", 80), *key)
     assert walker.visited <= 20
     for packet in (Packet("192.0.2.9", "192.0.2.2", "tcp", port) for port in (1, 15_000, 19_999, 50_000)):
         walker.walk(packet, *key)
         assert walker.visited <= 320
-    changed = shared_chain(key, [((key, rules[:-1]),)], (), Dispatch.AUTO)
+    changed = arranged(key, rules[:-1], Dispatch.AUTO)
     assert len(dict(tree.chains).items() - dict(changed.chains).items()) == 1
 
 
@@ -265,9 +253,7 @@ def test_addresses_with_many_ports_while_they_change(
     """Chain by chain, the tables stay within the levels, and each packet finds the same rule as in a flat chain."""
     few = {f"10.96.{n // 250}.{n % 250}": (1, 1) for n in range(40)}
     before, after = few | before, few | after
-    old, new = (
-        shared_chain(key, [((key, entries_of(key, it)),)], (), Dispatch.TREE) for it in (before, after)
-    )
+    old, new = (arranged(key, entries_of(key, it)) for it in (before, after))
     assert len(dict(new.chains)) == len(new.chains)
     written = data.draw(st.integers(0, len(new.chains)))
     states = [
@@ -296,13 +282,10 @@ def test_many_addresses_with_many_ports() -> None:
     """Each costs packets to the others no more than a branch, and those to few ports nothing."""
     heavy = {f"198.18.{n}.{n * 7 % 256}": (257, 1) for n in range(200)}
     few = {f"10.96.0.{n}": (1, 1) for n in range(1, 250)}
-    alone, made = (
-        shared_chain(NAT_SERVICES, [((NAT_SERVICES, entries_of(NAT_SERVICES, it)),)], (), Dispatch.TREE)
-        for it in (few, few | heavy)
-    )
+    alone, made = (arranged(NAT_SERVICES, entries_of(NAT_SERVICES, it)) for it in (few, few | heavy))
     assert made.root[: len(alone.root)] == alone.root
     assert {*alone.chains} <= {*made.chains}
-    chains = {ChainKey("nat", name): texts for name, texts in (*made.chains, ("KUBE-SERVICES", made.root))}
+    chains = chains_of(NAT_SERVICES, made)
     assert depth(chains, NAT_SERVICES) <= LEVELS
     walker = Walker(Ruleset(Family.IPV4, chains))
     for address in heavy:
@@ -314,16 +297,9 @@ def test_many_addresses_with_many_ports() -> None:
 def test_ports_that_many_services_claim_delay_no_other_port(same: int) -> None:
     """A port has a chain of its own while there are several rules for it; one rule less changes few chains."""
     rules = entries_of(NAT_SERVICES, {"192.0.2.9": (1500, same)})
-    made, changed = (
-        shared_chain(NAT_SERVICES, [((NAT_SERVICES, it),)], (), Dispatch.TREE) for it in (rules, rules[:-1])
-    )
+    made, changed = (arranged(NAT_SERVICES, it) for it in (rules, rules[:-1]))
     assert len(dict(made.chains).items() - dict(changed.chains).items()) <= 2
-    walker = Walker(
-        Ruleset(
-            Family.IPV4,
-            {ChainKey("nat", it): rules for it, rules in (*made.chains, ("KUBE-SERVICES", made.root))},
-        )
-    )
+    walker = Walker(Ruleset(Family.IPV4, chains_of(NAT_SERVICES, made)))
     for port in (1, 41 * 7, 41 * 1499, 65_000):
         walker.walk(Packet("203.0.113.9", "192.0.2.9", "udp", port), *NAT_SERVICES)
         assert walker.visited <= 320
@@ -332,8 +308,8 @@ def test_ports_that_many_services_claim_delay_no_other_port(same: int) -> None:
 def test_many_health_check_node_ports_are_dispatched_by_tree() -> None:
     """Each packet to this node visits the chain."""
     rules = tuple(rule(f"-m tcp --dport {n}", protocol="tcp", target="ACCEPT") for n in range(30000, 32000))
-    assert len(shared_chain(FILTER_NODEPORTS, [((FILTER_NODEPORTS, rules),)], (), Dispatch.AUTO).root) <= 16
-    flat = shared_chain(FILTER_NODEPORTS, [((FILTER_NODEPORTS, rules),)], (), Dispatch.FLAT)
+    assert len(arranged(FILTER_NODEPORTS, rules, Dispatch.AUTO).root) <= 16
+    flat = arranged(FILTER_NODEPORTS, rules, Dispatch.FLAT)
     assert flat == Tree(rules, ())
 
 
@@ -342,7 +318,7 @@ def test_few_rejected_ports_stay_in_a_flat_chain() -> None:
         rule("-m tcp --dport 80", destination=f"10.96.0.{n}/32", protocol="tcp", target="DROP")
         for n in range(1, 201)
     )
-    assert shared_chain(FILTER_SERVICES, [((FILTER_SERVICES, rules),)], (), Dispatch.AUTO) == Tree(rules, ())
+    assert arranged(FILTER_SERVICES, rules, Dispatch.AUTO) == Tree(rules, ())
 
 
 def test_a_chain_that_moves_up_and_grows_deeper_has_another_name() -> None:
@@ -381,11 +357,8 @@ def test_many_ports_of_one_address_are_dispatched_by_tree() -> None:
     """They are not in the way of the other addresses."""
     ports = [rule(f"-m tcp --dport {n}", destination="10.96.0.1/32", protocol="tcp") for n in range(1, 1100)]
     other = rule("-m tcp --dport 80", destination="10.96.0.2/32", protocol="tcp")
-    assert (
-        len(shared_chain(NAT_SERVICES, [((NAT_SERVICES, (*ports[:900], other)),)], (), Dispatch.AUTO).root)
-        == 901
-    )
-    made = shared_chain(NAT_SERVICES, [((NAT_SERVICES, (*ports, other)),)], (), Dispatch.AUTO)
+    assert len(arranged(NAT_SERVICES, (*ports[:900], other), Dispatch.AUTO).root) == 901
+    made = arranged(NAT_SERVICES, (*ports, other), Dispatch.AUTO)
     assert made.root[0] == other
     assert len(made.root) == 2
 

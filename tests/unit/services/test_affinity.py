@@ -60,7 +60,7 @@ def context(limit: int) -> RuleContext:
 
 def unkept(made: Cluster, limit: int) -> set[str]:
     """Return the names of the Services that do not keep the affinity that they ask for."""
-    return {it.name for it in made.services() if made.unkept_lists(it.key, limit)}
+    return {it.name for it in made.services() if made.affinity.unkept_lists(it.key, limit)}
 
 
 def resolved(made: Cluster, name: str, limit: int) -> ResolvedPort:
@@ -91,8 +91,8 @@ def test_each_port_needs_a_list_for_each_endpoint_of_both_families() -> None:
     slice_ports = tuple(EndpointPort(it.name, Protocol.TCP, 8080) for it in ports)
     made = cluster((Updated(sticky(ports=ports, **BOTH)), slice_for("web", 2, ports=slice_ports)))
     made.apply(Updated(slice_of("fd00::1", name="six", ports=slice_ports)))
-    assert made.unkept_lists(Key("ns", "web"), 5) == 2 * 2 + 2 * 1
-    assert made.unkept_lists(Key("ns", "web"), 6) == 0
+    assert made.affinity.unkept_lists(Key("ns", "web"), 5) == 2 * 2 + 2 * 1
+    assert made.affinity.unkept_lists(Key("ns", "web"), 6) == 0
 
 
 def test_an_older_service_comes_first() -> None:
@@ -117,8 +117,8 @@ def test_no_service_loses_affinity_because_of_another_namespace() -> None:
         other = msgspec.structs.replace(sticky("web", 1.0), namespace=f"other{number}")
         for event in events_of(other, 9):
             assert Key("ns", "web") not in mine.apply(event)
-    assert mine.unkept_lists(Key("ns", "web"), 3) == 0
-    assert mine.unkept_lists(Key("other0", "web"), 3) == 9
+    assert mine.affinity.unkept_lists(Key("ns", "web"), 3) == 0
+    assert mine.affinity.unkept_lists(Key("other0", "web"), 3) == 9
 
 
 @pytest.mark.parametrize(
@@ -194,13 +194,13 @@ def test_answers_follow_from_the_objects_and_changes_are_told(some: list[Event],
     """In any order of events: the same answers as for a new cluster, and each other answer is among the changes."""
     made = Cluster()
     for event in some:
-        before = {it.key: bool(made.unkept_lists(it.key, limit)) for it in made.services()}
+        before = {it.key: bool(made.affinity.unkept_lists(it.key, limit)) for it in made.services()}
         changes: ChangedServices = made.apply(event)
         fresh = Cluster()
         fresh.apply(Listed(Kind.SERVICE, tuple(made.services())))
         slices = (it for one in made.services() for it in made.all_slices_of(one.key))
         fresh.apply(Listed(Kind.ENDPOINT_SLICE, tuple(slices)))
         for key in (it.key for it in made.services()):
-            now = made.unkept_lists(key, limit)
-            assert now == fresh.unkept_lists(key, limit)
+            now = made.affinity.unkept_lists(key, limit)
+            assert now == fresh.affinity.unkept_lists(key, limit)
             assert key in changes or bool(now) is before[key]
