@@ -4,6 +4,7 @@ from pykubeproxy.objects import (
     Endpoint,
     EndpointPort,
     EndpointSlice,
+    Event,
     Family,
     Port,
     Protocol,
@@ -47,3 +48,15 @@ def cluster_of(*objects: Service | EndpointSlice) -> Cluster:
     for each in objects:
         made.apply(Updated(each))
     return made
+
+
+def numbered(*numbers: int) -> list[Event]:
+    """Services svcN with an endpoint each; the number is in their name, address and endpoint."""
+    return [
+        event
+        for number in numbers
+        for event in (
+            Updated(service(f"svc{number}", cluster_ip=f"10.96.{number // 250}.{number % 250}")),
+            Updated(slice_of(f"10.244.{number // 250}.{number % 250}", service=f"svc{number}")),
+        )
+    ]

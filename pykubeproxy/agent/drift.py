@@ -35,12 +35,14 @@ class DriftScope(msgspec.Struct, frozen=True):
 class DriftSchedule:
     """Schedule the checks of one family. It reads no clock: the caller passes the time in.
 
-    All tables are checked about every `period`, even if no external write is reported.
+    All tables are checked about every `period`, even if no external write is reported. `suspected` is the scope of external
+    writes since the last check. At `calm_at`, a repair has lasted long enough to reset the backoff; infinity if there is
+    nothing to reset.
     """
 
     def __init__(self, period: float, now: float) -> None:
         self._period = period
-        self._suspect: DriftScope | None = None
+        self.suspected: DriftScope | None = None
         self._next_full_check = now + period
         self._not_before = -math.inf
         # While the backoff delays a repair: when to check for missing rules, and whether any write came since that check.
@@ -48,12 +50,7 @@ class DriftSchedule:
         self._written_since = False
         self._failures = 0
         self._repairs = 0
-        self._calm_at = math.inf
-
-    @property
-    def calm_at(self) -> float:
-        """Return when a repair will have lasted long enough to reset the backoff; infinity if there is nothing to reset."""
-        return self._calm_at
+        self.calm_at = math.inf
 
     @property
     def contested(self) -> bool:
@@ -66,14 +63,9 @@ class DriftSchedule:
 
     def next_missing_check(self) -> float:
         """Return when to check `suspected` for missing rules only; infinity if not before the next full check of it."""
-        if self._suspect is None or not self._written_since:
+        if self.suspected is None or not self._written_since:
             return math.inf
         return max(self._debounced(), self._next_missing_check)
-
-    @property
-    def suspected(self) -> DriftScope | None:
-        """Return the scope of external writes since the last check."""
-        return self._suspect
 
     def missing_checked(self, seconds: float, now: float, missing: bool) -> None:
         """Record how many seconds this check took. If rules are `missing`, the next one comes only after their repair."""
@@ -84,7 +76,7 @@ class DriftSchedule:
 
     def take(self, now: float) -> DriftScope:
         """Return what to check now: the scope of external writes, or everything."""
-        scope, self._suspect = self._suspect or DriftScope(now), None
+        scope, self.suspected = self.suspected or DriftScope(now), None
         if now >= self._next_full_check:
             return msgspec.structs.replace(scope, tables=frozenset(TABLES))
         return scope
@@ -97,7 +89,7 @@ class DriftSchedule:
 
     def resync_starts(self) -> None:
         """Record that a full sync is about to read everything."""
-        self._suspect = None
+        self.suspected = None
 
     def resynced(self, now: float) -> None:
         """Record that a full sync has read everything, which counts as a full check."""
@@ -122,16 +114,16 @@ class DriftSchedule:
         """Record that drift was repaired."""
         self._repairs += 1
         self._not_before = max(self._not_before, now + self._backoff())
-        self._calm_at = now + _CALM + 2 * self._backoff()
+        self.calm_at = now + _CALM + 2 * self._backoff()
 
     def calmed(self) -> None:
         """Reset the backoff: no repair was needed for long enough."""
-        self._repairs, self._calm_at = 0, math.inf
+        self._repairs, self.calm_at = 0, math.inf
 
     def _add(self, scope: DriftScope) -> None:
         self._written_since = True
-        before = self._suspect or scope
-        self._suspect = DriftScope(
+        before = self.suspected or scope
+        self.suspected = DriftScope(
             min(before.since, scope.since),
             before.tables | scope.tables,
             before.chains | scope.chains,
@@ -143,9 +135,9 @@ class DriftSchedule:
 
         Do not wait after lost events: writing more rules than the watch can follow takes longer than the debounce.
         """
-        if self._suspect is None:
+        if self.suspected is None:
             return math.inf
-        return self._suspect.since + (0.0 if self._suspect.tables.issuperset(TABLES) else _DEBOUNCE)
+        return self.suspected.since + (0.0 if self.suspected.tables.issuperset(TABLES) else _DEBOUNCE)
 
     def _backoff(self) -> float:
         further = self._repairs - _REPAIRS_AT_ONCE

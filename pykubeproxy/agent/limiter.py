@@ -15,10 +15,9 @@ class SyncLimiter:
     earlier on request.
     """
 
-    def __init__(self, min_period: float, retry_period: float, max_period: float = MAX_PERIOD) -> None:
+    def __init__(self, min_period: float, retry_period: float) -> None:
         self._min_period = min_period
         self._retry_period = retry_period
-        self._max_period = max_period
         self._ended = -math.inf
         self._at_latest = math.inf
         self._failures = 0
@@ -31,9 +30,7 @@ class SyncLimiter:
         """Record that a sync has ended."""
         self._ended = now
         self._failures = 0 if succeeded else self._failures + 1
-        self._at_latest = now + (
-            self._max_period if succeeded else backoff(self._failures, self._retry_period)
-        )
+        self._at_latest = now + (MAX_PERIOD if succeeded else backoff(self._failures, self._retry_period))
 
 
 class TimeShare:

@@ -157,7 +157,7 @@ def _save_nodes(
             saved = save_node(access, proxies, objects, lambda name: unfinished / f"{name}.tar.gz", node)
             return _moved(saved, output)
 
-        return on_each_node(access, save, wanted, advance)
+        return [*on_each_node(access, save, wanted, advance)]
 
 
 def _moved(saved: "WrittenBundle", folder: Path) -> "WrittenBundle":

@@ -49,38 +49,16 @@ if TYPE_CHECKING:
     )
 
 _NAMES = {
-    "errors": (
-        *(
-            "Failed",
-            "KernelError",
-            "Missing",
-            "NotANode",
-            "NotPermitted",
-            "Rejected",
-            "TimedOut",
-            "Unreadable",
-        ),
-        *("require_linux", "require_node"),
-    ),
-    "features": (
-        "Features",
-        "has_nat",
-        "ipv6_disabled",
-        "load_modules",
-        "probe_features",
-        "unsupported_reason",
-    ),
-    "instance_lock": ("AlreadyRunning", "InstanceLock", "NoLock", "lock_holder"),
-    "iptables": (
-        *("Backend", "Iptables", "Tables", "choose_backend", "open_iptables"),
-        "other_backend_with_chain",
-    ),
-    "live": ("live_ruleset", "live_ruleset_about"),
-    "network": ("local_addresses", "watch_addresses"),
-    "runner": ("Runner", "kill_commands"),
-    "watch": ("TABLES", "ExternalWrite", "TableCounts", "TableWatch", "watch_tables"),
+    "errors": "Failed KernelError Missing NotANode NotPermitted Rejected TimedOut Unreadable require_linux require_node",
+    "features": "Features has_nat ipv6_disabled load_modules probe_features unsupported_reason",
+    "instance_lock": "AlreadyRunning InstanceLock NoLock lock_holder",
+    "iptables": "Backend Iptables Tables choose_backend open_iptables other_backend_with_chain",
+    "live": "live_ruleset live_ruleset_about",
+    "network": "local_addresses watch_addresses",
+    "runner": "Runner kill_commands",
+    "watch": "TABLES ExternalWrite TableCounts TableWatch watch_tables",
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 if not TYPE_CHECKING:  # mypy would accept any name
 

@@ -165,12 +165,7 @@ class Iptables(msgspec.Struct, frozen=True):
         Takes some milliseconds on nft; on legacy, which fetches the whole table, 0.2 s at 160,000 rules. Raises as
         `has_chain` does, and Failed for rules that iptables cannot show.
         """
-        outcome = self._list(key, "-v")
-        if outcome.exit_code == 0:
-            return canonical(outcome.stdout)
-        if _NO_CHAIN in outcome.stderr:
-            return ""
-        raise explain(self.tools.main, outcome.exit_code, outcome.stderr, self.runner.lock_file)
+        return canonical(self._list(key, "-v") or "")
 
     def chains(self, keys: Collection[ChainKey]) -> Ruleset:
         """Return these chains, as far as they exist.
@@ -192,13 +187,10 @@ class Iptables(msgspec.Struct, frozen=True):
         """
         if self.backend is Backend.LEGACY and key.table not in self.legacy_tables():
             return False
-        outcome = self._list(key)
-        if outcome.exit_code == 0:
-            return True
-        # iptables-nft 1.8.9 calls a missing chain incompatible.
-        if _NO_CHAIN in outcome.stderr or "is incompatible" in outcome.stderr:
+        try:
+            return self._list(key) is not None
+        except Unreadable:  # iptables-nft 1.8.9 calls a missing chain incompatible
             return False
-        raise explain(self.tools.main, outcome.exit_code, outcome.stderr, self.runner.lock_file)
 
     def has_rule(self, key: ChainKey, rule: str) -> bool:
         """Return whether a chain has this rule, even next to rules that iptables cannot show.
@@ -265,20 +257,28 @@ class Iptables(msgspec.Struct, frozen=True):
 
     def _rules(self, key: ChainKey) -> tuple[str, ...] | None:
         """Return the rules of one chain; None if it does not exist."""
-        outcome = self._list(key)
-        if outcome.exit_code == 0:
-            lines = canonical(outcome.stdout).splitlines()
-            return tuple(line.removeprefix(f"-A {key.chain} ") for line in lines if line.startswith("-A "))
-        unclear = "is incompatible" in outcome.stderr
-        if unclear and key.chain in BUILT_IN:
-            raise Unreadable(self.tools.main, outcome.exit_code, outcome.stderr.strip())
-        if unclear or _NO_CHAIN in outcome.stderr:
+        try:
+            listed = self._list(key)
+        except Unreadable:
+            if key.chain in BUILT_IN:
+                raise
             return None
-        raise explain(self.tools.main, outcome.exit_code, outcome.stderr, self.runner.lock_file)
+        if listed is None:
+            return None
+        lines = canonical(listed).splitlines()
+        return tuple(line.removeprefix(f"-A {key.chain} ") for line in lines if line.startswith("-A "))
 
-    def _list(self, key: ChainKey, *options: str) -> CommandResult:
+    def _list(self, key: ChainKey, *options: str) -> str | None:
+        """Return what `iptables -S` prints of a chain; None if there is none. Raises Unreadable if it cannot show it."""
         argv = (self.tools.main, *lock_options(self.tools), "-t", key.table, *options, "-S", key.chain)
-        return self.runner.run(argv, seconds=self.seconds)
+        outcome = self.runner.run(argv, seconds=self.seconds)
+        if outcome.exit_code == 0:
+            return outcome.stdout
+        if _NO_CHAIN in outcome.stderr:
+            return None
+        if "is incompatible" in outcome.stderr:
+            raise Unreadable(self.tools.main, outcome.exit_code, outcome.stderr.strip())
+        raise explain(self.tools.main, outcome.exit_code, outcome.stderr, self.runner.lock_file)
 
     def _run_save(self, arguments: tuple[str, ...]) -> str:
         outcome = self.runner.run((self.tools.save, *arguments), seconds=self.seconds)

@@ -107,15 +107,6 @@ def set_names() -> frozenset[str]:
     return frozenset(_set_name(family, name) for family in Family for name in names)
 
 
-def node_port_sets() -> dict[tuple[Family, str], str]:
-    """Return the name of the ipset with the node ports of each family and protocol."""
-    return {
-        (family, protocol): _set_name(family, name)
-        for family in Family
-        for protocol, name in _NODE_PORT_SETS.items()
-    }
-
-
 def is_from_kube_proxy(
     server: VirtualServer,
     service_addresses: Collection[str],
@@ -253,10 +244,11 @@ def virtual_servers() -> VirtualServers:
     bound = frozenset(_service_addresses())
     present = _ipsets()
     node_ports = {
-        (*key, port)
-        for key, name in node_port_sets().items()
-        if name in present
-        for port in ipset_ports(name)
+        (family, protocol, port)
+        for family in Family
+        for protocol, name in _NODE_PORT_SETS.items()
+        if (full_name := _set_name(family, name)) in present
+        for port in ipset_ports(full_name)
     }
     of_kube_proxy = [server for server in servers if is_from_kube_proxy(server, bound, node_ports)]
     return VirtualServers(

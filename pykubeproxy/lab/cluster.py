@@ -17,8 +17,6 @@ from pykubeproxy.lab.apiserver import server
 from pykubeproxy.lab.apiserver.store import now
 from pykubeproxy.lab.network import SITES, Namespace
 from pykubeproxy.lab.pods import (
-    PYKUBEPROXY,
-    DaemonSet,
     LabPod,
     PodState,
     PublishedObject,
@@ -68,9 +66,8 @@ class Lab:
     """A lab that exists within the context; nothing remains after it, even if this process is killed.
 
     `backend` is the agents' iptables backend (auto, nft or legacy), `settings` are fields of their configuration.
-    Without `agents`, the caller starts them. `api_server` is the module to run as the API server. `proxy_pods` says
-    what the nodes' proxy pods look like; None for none. Raises LabError if this machine cannot run a lab, LabExists if
-    the name is in use.
+    Without `agents`, the caller starts them. `api_server` is the module to run as the API server. Raises LabError if
+    this machine cannot run a lab, LabExists if the name is in use.
     """
 
     def __init__(
@@ -81,7 +78,6 @@ class Lab:
         settings: Object | None = None,
         agents: bool = True,
         api_server: str = "pykubeproxy.lab.apiserver",
-        proxy_pods: DaemonSet | None = PYKUBEPROXY,
     ) -> None:
         self.name = name
         self.backend = backend
@@ -97,7 +93,6 @@ class Lab:
         }
         self._start_agents = agents
         self._api_server = api_server
-        self._proxy_pods = proxy_pods
         self._started = now()
         self._ended: list[LabPod] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -144,9 +139,8 @@ class Lab:
     def _published(self) -> Iterator[PublishedObject]:
         pods = list(self.pods.values())
         yield from map(workload_pod, pods)
-        if self._proxy_pods:
-            for name, agent in self.agents.items():
-                yield proxy_pod(SITES[name], self._proxy_pods, self._started, agent.alive)
+        for name, agent in self.agents.items():
+            yield proxy_pod(SITES[name], self._started, agent.alive)
         for service in self.api.items(SERVICES):
             yield from map(PublishedObject, slices(service, pods))
 

@@ -23,7 +23,8 @@ from pykubeproxy.lab.prober import Prober, ProbeTarget
 WORKLOADS = Path(__file__).with_name("workloads.py")
 TIMEOUT = 10.0
 _CHECK_SECONDS = 1.0  # between two looks at agents and Services, which others may end and change
-_IMAGE = f"pykubeproxy:{__version__}"
+_PROXY = "pykubeproxy"
+_IMAGE = f"{_PROXY}:{__version__}"
 MANAGER = "lab.pykubeproxy"
 TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"
 
@@ -164,36 +165,6 @@ class PublishedObject(NamedTuple):
         return bool(self.body["kind"] == "Pod")
 
 
-class DaemonSet(NamedTuple):
-    """What the pods of a proxy look like."""
-
-    name: str
-    labels: dict[str, str]
-    containers: tuple[Object, ...]
-    init_containers: tuple[Object, ...] = ()
-    default_container: str = ""
-
-
-def _container(name: str, image: str, *command: str) -> Object:
-    return {"name": name, "image": image, **({"command": list(command)} if command else {})}
-
-
-#: As in manifests/base.
-PYKUBEPROXY = DaemonSet(
-    "pykubeproxy",
-    {"app.kubernetes.io/name": "pykubeproxy", "app.kubernetes.io/component": "service-proxy"},
-    (_container("agent", _IMAGE),),
-    (_container("set-up", _IMAGE),),
-    "agent",
-)
-#: As kubeadm installs it.
-KUBE_PROXY = DaemonSet(
-    "kube-proxy",
-    {"k8s-app": "kube-proxy"},
-    (_container("kube-proxy", "kube-proxy:v1.36.0", "/usr/local/bin/kube-proxy"),),
-)
-
-
 class Publisher:
     """Writes objects that changed; on a thread of its own too, from construction to `stop`.
 
@@ -267,24 +238,28 @@ def workload_pod(pod: LabPod) -> PublishedObject:
     return PublishedObject(body, pod.status.terminating)
 
 
-def proxy_pod(site: Site, daemon_set: DaemonSet, started: str, alive: bool) -> PublishedObject:
-    """Return the object of a node's proxy pod: running in any case, ready while the proxy's process is alive.
+def proxy_pod(site: Site, started: str, alive: bool) -> PublishedObject:
+    """Return the object of a node's proxy pod, as of manifests/base: always running, ready while the agent is alive.
 
     So exec works in the pod of a proxy that was stopped, as in one that hangs.
     """
     spec = {
         "nodeName": site.name,
         "hostNetwork": True,
-        "containers": list(daemon_set.containers),
-        "initContainers": list(daemon_set.init_containers),
+        "containers": [_container("agent", _IMAGE)],
+        "initContainers": [_container("set-up", _IMAGE)],
     }
-    name = daemon_set.default_container
-    annotations = {"kubectl.kubernetes.io/default-container": name} if name else {}
+    labels = {"app.kubernetes.io/name": _PROXY, "app.kubernetes.io/component": "service-proxy"}
+    annotations = {"kubectl.kubernetes.io/default-container": "agent"}
     status = _status(spec, site, site.addresses, started, alive)
-    pod = _pod(f"{daemon_set.name}-{site.name}", "kube-system", daemon_set.labels, annotations, spec, status)
-    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": daemon_set.name, "uid": daemon_set.name}
+    pod = _pod(f"{_PROXY}-{site.name}", "kube-system", labels, annotations, spec, status)
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": _PROXY, "uid": _PROXY}
     pod["metadata"]["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": True}]
     return PublishedObject(pod)
+
+
+def _container(name: str, image: str) -> Object:
+    return {"name": name, "image": image}
 
 
 def _pod(

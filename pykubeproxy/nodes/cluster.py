@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -83,14 +84,9 @@ class ClusterNodes(msgspec.Struct, frozen=True):
     def nodes(self, question: Question) -> Iterator[NodeState | UnknownNode]:
         """Yield each node when it has been read. Raises ReadError if the pods cannot be listed. See NodeSource."""
         wanted = [node for node in self.wanted if not question.nodes or node.name in question.nodes]
-        if not wanted:
-            return
-        pods = find_node_pods(self.access, wanted)
-        for found in side_by_side(
-            lambda node: read_node(self.access, node, pods), wanted, self.access.at_once
-        ):
-            yield _only(found, question.families)
-            self.advance()
+        if wanted:
+            for found in on_each_node(self.access, partial(read_node, self.access), wanted, self.advance):
+                yield _only(found, question.families)
 
 
 def _only(found: NodeState | UnknownNode, families: tuple[Family, ...]) -> NodeState | UnknownNode:
@@ -105,14 +101,12 @@ def on_each_node(
     function: Callable[[Node, NodePods], _Result],
     nodes: Sequence[Node],
     advance: Callable[[], None] = lambda: None,
-) -> Sequence[_Result]:
-    """Return what a function returns for nodes, in any order. Raises ReadError if the pods cannot be listed."""
+) -> Iterator[_Result]:
+    """Yield what a function returns for nodes, in any order. Raises ReadError if the pods cannot be listed."""
     pods = find_node_pods(access, nodes)
-    results = []
     for result in side_by_side(lambda node: function(node, pods), nodes, access.at_once):
-        results.append(result)
+        yield result
         advance()
-    return results
 
 
 def find_node_pods(access: NodeAccess, nodes: Sequence[Node]) -> NodePods:

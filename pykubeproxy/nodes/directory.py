@@ -13,7 +13,6 @@ from pykubeproxy.inspect.dump.model import services_of
 from pykubeproxy.inspect.node import NodeSource, NodeState, Question, ReadError
 from pykubeproxy.inspect.targets import ServiceFilter, Target, TargetKind
 from pykubeproxy.nodes.agent import NoAgent, agent_state
-from pykubeproxy.nodes.cluster import GRANTS
 from pykubeproxy.nodes.live import host_name
 from pykubeproxy.nodes.objects import NoObjects, bundled_agent, open_client
 from pykubeproxy.objects import EndpointSlice, Key, Kind, Listed, Node, Service
@@ -111,6 +110,7 @@ def cluster_directory(client: "Client", targets: Sequence[Target]) -> tuple[Dire
 
     If the account may not list pods, so that an address stays unknown, a remark says so. Raises SourceError.
     """
+    from pykubeproxy.nodes.cluster import GRANTS
     from pykubeproxy.sources.queries import all_objects, list_kind
 
     services = [target for target in targets if target.kind is TargetKind.SERVICE]

@@ -158,9 +158,10 @@ def check_cluster(
     access: NodeAccess, nodes: Sequence[Node], advance: Callable[[], None]
 ) -> tuple[CheckReport, bool]:
     """Return the findings about nodes, and whether a node could not be read. Raises ReadError."""
-    states = on_each_node(
+    asked = on_each_node(
         access, lambda node, pods: _proxy_state(access, node, pods, "check", CheckReport), nodes, advance
     )
+    states = [*asked]
     version = _server_version(access.client)
     return check_report(_checked(state, version) for state in states), any(map(_is_unread, states))
 

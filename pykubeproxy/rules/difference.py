@@ -8,9 +8,7 @@ from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.digests import comparable
 from pykubeproxy.rules.order import aligned
 from pykubeproxy.rules.ownership import is_ours, referenced_by_others
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset, without
-
-Rules = tuple[str, ...]
+from pykubeproxy.rules.ruleset import ChainKey, Rules, Ruleset, without
 
 
 class ChainDifference(msgspec.Struct, frozen=True):

@@ -14,7 +14,8 @@ from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
 from tests.cases import as_restore_input
 
-pytestmark = pytest.mark.root
+# The command reads settings of the namespace, too.
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
 
 FOREIGN = """\
 *nat
@@ -105,9 +106,7 @@ def test_the_kubelets_firewall_chain_stays(
     assert "KUBE-FIREWALL" not in capsys.readouterr().out
 
 
-def test_a_proxys_firewall_chain_in_the_other_backend_goes(
-    inside: str, runner: Runner, kubelet: Iptables
-) -> None:
+def test_a_proxys_firewall_chain_in_the_other_backend_goes(runner: Runner, kubelet: Iptables) -> None:
     """The kubelet's guards loopback addresses against other hosts. `check` finds nothing to complain about."""
     write_setting("net/ipv4/conf/all/route_localnet", 1)
     (other,) = (candidate for candidate in Backend if candidate is not kubelet.backend)
@@ -121,7 +120,7 @@ def test_a_proxys_firewall_chain_in_the_other_backend_goes(
 
 
 def test_the_only_guard_of_loopback_addresses_stays(
-    inside: str, runner: Runner, backend: Backend, capsys: pytest.CaptureFixture[str]
+    runner: Runner, backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Until the kernel drops packets to them anyway. The output tells."""
     iptables = open_iptables(backend, Family.IPV4, runner)

@@ -85,19 +85,6 @@ def test_compacted_history_is_listed_again() -> None:
         assert not [text for text in warnings(lines) if "410" in text]
 
 
-def test_versions_that_always_expire_are_no_hot_loop() -> None:
-    """If every watch ends with 410, lists get slower; the state is complete."""
-    with server() as api:
-        api.faults.fail(410, times=10_000, verb="watch")
-        with Follower(watches(api.url, Kind.SERVICE)) as follower:
-            follower.sees()
-            api.store.create(service("a"))
-            follower.sees("a")
-            before = api.requests.count("list")
-            time.sleep(1.0)
-            assert 1 <= api.requests.count("list") - before <= 30
-
-
 def test_watches_that_end_at_once_are_no_hot_loop() -> None:
     """If every watch ends at once, requests slow down, with one warning."""
     with server() as api, capture_logs() as lines:

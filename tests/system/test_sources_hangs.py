@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.objects import Kind
-from pykubeproxy.sources import Client, SourceError, api_watches, credentials, plugin
+from pykubeproxy.sources import Client, SourceError, api_watches, plugin
 from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.failures import Failure
 from tests.fakes.canned import CHUNKED, Answer, CannedServer
@@ -156,29 +156,6 @@ def test_a_plugin_that_hangs_is_killed_with_its_children(
         eventually(lambda: not is_running(int(child)), 2)
         (tmp_path / "hang").unlink()
         watch.once()
-
-
-def test_a_plugin_that_hangs_blocks_only_its_own_request(
-    hanging_plugin: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    earlier: set[threading.Thread],
-) -> None:
-    """The request fails in time, and others run the plugin themselves soon."""
-    monkeypatch.setattr(plugin, "_SECONDS", 4.0)
-    monkeypatch.setattr(credentials, "_PATIENCE", 0.3)
-    with server(tls=certificate(tmp_path), token="right") as api:
-        client = Client(str(hanging_plugin(api)), qps=-1)
-        first, second, _ = api_watches(client, "n1", SHORT)
-        (tmp_path / "hang").touch()
-        started = time.monotonic()
-        with pytest.raises(SourceError, match="no credentials for"):
-            first.once()
-        assert time.monotonic() - started < 2.0
-        (tmp_path / "hang").unlink()
-        second.once()
-        assert time.monotonic() - started < 3.0
-        eventually(lambda: requests() <= earlier, 6)
 
 
 def test_watches_go_on_while_a_plugin_hangs(

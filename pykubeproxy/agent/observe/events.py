@@ -100,14 +100,12 @@ class ApiRecorder(Recorder):
         client: Client,
         node_name: str,
         pauses: tuple[float, ...] = _PAUSES,
-        clock: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(node_name)
         self._client = client
         self._instance = f"{_CONTROLLER}-{socket.gethostname()}"
         self._pauses = pauses
-        self._clock = clock
         self._monotonic = monotonic
         self._limiter = TokenBucket(_RATE, _BURST)
         self._limit = ReportLimit(_PERIOD, _PER_OBJECT, _PER_NAMESPACE)
@@ -120,7 +118,7 @@ class ApiRecorder(Recorder):
 
     def record(self, event: KubernetesEvent) -> None:
         recorded = _Recorded(
-            self._clock(), event, self.uid_of(event.regarding) if event.kind == "Service" else ""
+            time.time_ns(), event, self.uid_of(event.regarding) if event.kind == "Service" else ""
         )
         with self._changed:
             self._release()

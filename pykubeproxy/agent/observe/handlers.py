@@ -48,7 +48,6 @@ def metrics_pages(
     flags: Mapping[str, object],
     status: Callable[[PageFilter], AgentStatus] | None = None,
     objects: Callable[[PageFilter, bool], NodeObjects | None] | None = None,
-    clock: Callable[[], float] = time.time,
 ) -> http.Handler:
     """Return /metrics and the pages about configuration, version and status; none of them contains a secret.
 
@@ -56,7 +55,7 @@ def metrics_pages(
     `status`, /statusz is HTML or JSON for those that accept it; with `objects`, /servicez is served, and with "slices=all"
     it has the EndpointSlices of all Services. All others get what kube-proxy answers.
     """
-    started = clock()
+    started = time.time()
     slis = Slis(started)
     values = flag_values(flags, config)
     shown = values | {"master": without_password(values["master"])}
@@ -74,7 +73,7 @@ def metrics_pages(
         "/metrics/slis": lambda request: scraped(slis.metrics(request), request, started),
     }
     if config.feature_gates.serves_page("ComponentStatusz"):
-        table["/statusz"] = lambda request: statusz_page(request, started, clock(), paths)
+        table["/statusz"] = lambda request: statusz_page(request, started, paths)
     plain = http.router(table)
 
     def page(request: http.Request) -> http.Response:
@@ -165,9 +164,9 @@ def flagz_page(request: http.Request, flags: Mapping[str, str]) -> http.Response
     )
 
 
-def statusz_page(request: http.Request, started: float, now: float, paths: Sequence[str]) -> http.Response:
-    """Return /statusz, which lists these paths; times are in seconds since 1970."""
-    uptime = max(0, int(now - started))
+def statusz_page(request: http.Request, started: float, paths: Sequence[str]) -> http.Response:
+    """Return /statusz, which lists these paths; `started` is in seconds since 1970."""
+    uptime = max(0, int(time.time() - started))
 
     def content(version: str) -> StatuszPage:
         return StatuszPage(

@@ -65,17 +65,11 @@ class NodeComparison:
 
         `desired` are the rules that the node should have; without them, its settings are inferred.
         """
-        origin, live = (
-            state.origin,
-            {family: node_rules.ruleset for family, node_rules in state.rules.items()},
-        )
-        result = NodeResult(
-            state.name or None, NodeVerdict.FOLLOWS, proxy=origin.proxy or None, pod=origin.pod or None
-        )
         settings: dict[str, str] = {}
         changes: list[MeaningChange] = []
         lacking: list[Family] = []
-        for family, ruleset in live.items():
+        for family, rules in state.rules.items():
+            ruleset = rules.ruleset
             if desired is not None:
                 changes += self._unexplained(proxy_part(ruleset), proxy_part(desired[family]), state)
             elif inferred := inferred_settings(ruleset):
@@ -83,19 +77,18 @@ class NodeComparison:
                 changes += self._changes(state, ruleset, inferred)
             else:
                 lacking.append(family)
-        if live and len(lacking) == len(live):
-            return msgspec.structs.replace(result, verdict=NodeVerdict.DIFFERS, reason=_NO_RULES.format(""))
-        reasons = [
-            _NO_RULES.format(f"{family.value} ") for family in lacking if self._needs(state.node, family)
-        ]
-        return self._judged(msgspec.structs.replace(result, settings=settings), state, changes, reasons)
+        if lacking and len(lacking) == len(state.rules):
+            return self._judged(state, changes, settings, _NO_RULES.format(""))
+        needed = (family for family in lacking if self._needs(state.node, family))
+        reasons = (_NO_RULES.format(f"{family.value} ") for family in needed)
+        return self._judged(state, changes, settings, next(reasons, None))
 
     def _judged(
         self,
-        result: NodeResult,
         state: NodeState,
         changes: Sequence[MeaningChange],
-        reasons: Sequence[str],
+        settings: Mapping[str, str],
+        reason: str | None,
     ) -> NodeResult:
         """Return the result with the changes that are no design of the proxy."""
         ours = state.origin.proxy.startswith(_OURS)
@@ -119,10 +112,13 @@ class NodeComparison:
             elif served or to.protocol != Protocol.TCP.value or (to.address, to.port) not in reserved:
                 wrong.setdefault(title, []).append(change)
         differing = (meaning_change for some in wrong.values() for meaning_change in some)
-        return msgspec.structs.replace(
-            result,
-            verdict=NodeVerdict.DIFFERS if wrong or reasons else NodeVerdict.FOLLOWS,
-            reason=next(iter(reasons), None),
+        return NodeResult(
+            state.name or None,
+            NodeVerdict.DIFFERS if wrong or reason else NodeVerdict.FOLLOWS,
+            proxy=state.origin.proxy or None,
+            pod=state.origin.pod or None,
+            reason=reason,
+            settings=settings,
             wrong=wrong_services(wrong, state.network),
             quarantined=tuple(map(str, sorted(quarantined))),
             contested=tuple(sorted(contested)),

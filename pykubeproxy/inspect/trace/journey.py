@@ -231,13 +231,10 @@ class Follower:
             states |= self._read(names[:MOST_READ])
             onward: list[_Leg] = []
             for leg in legs:
-                visit, results = self._visit(leg, states[leg.node])
+                visit, ended, going = self._visit(leg, states[leg.node])
                 visits[leg.way].append(visit)
-                for one in results:
-                    if isinstance(one, TracedEnd):
-                        ends[leg.way].append(one)
-                    else:
-                        onward.append(one)
+                ends[leg.way] += ended
+                onward += going
             legs = onward
         return tuple(
             msgspec.structs.replace(way, ends=tuple(some), visits=tuple(there))
@@ -246,42 +243,46 @@ class Follower:
 
     def _visit(
         self, leg: _Leg, state: NodeState | UnknownNode
-    ) -> tuple[TracedVisit, Sequence[TracedEnd | _Leg]]:
+    ) -> tuple[TracedVisit, Sequence[TracedEnd], Sequence[_Leg]]:
         """Return what happens on a node, how the packet ends there, and the legs on which it goes on."""
-        packet, assumed = leg.packet, False
+        packet = leg.packet
         family = family_of(packet.destination)
         if leg.route:
             role = f"after {shown_node(leg.route[-1])}"
         else:
             starts = packet.starts_here or leg.from_pod
             role = "where the packet starts" if starts else "which receives the packet"
-
-        def visit(interface: str, unread: str | None, steps: tuple[Step, ...] = ()) -> TracedVisit:
-            return TracedVisit(
-                leg.node,
-                role,
-                leg.route,
-                interface or None,
-                assumed,
-                round(leg.probability, _DIGITS),
-                unread,
-                decisions(steps, shown_node(leg.node)),
-                steps,
-            )
-
-        unread = state.reason if isinstance(state, UnknownNode) else f"has no {family.value} tables"
+        visit = TracedVisit(
+            leg.node,
+            role,
+            leg.route,
+            packet.received_by or None,
+            False,
+            round(leg.probability, _DIGITS),
+            None,
+        )
         if isinstance(state, UnknownNode) or family not in state.rules:
+            unread = state.reason if isinstance(state, UnknownNode) else f"has no {family.value} tables"
             location = self._directory.find(packet.destination)
             ends = [self._end(leg, EndResult.SENT, packet, location)] if leg.route else []
-            return visit(packet.received_by, unread), ends
+            return msgspec.structs.replace(visit, unread=unread), ends, ()
         ruleset = state.rules[family].ruleset
-        if leg.from_pod and not packet.received_by:
-            packet = msgspec.structs.replace(packet, received_by=pod_interface(ruleset))
-            assumed = bool(packet.received_by)
+        named = pod_interface(ruleset) if leg.from_pod and not packet.received_by else ""
+        if named:
+            packet = msgspec.structs.replace(packet, received_by=named)
         trace = walk(IptablesRules(ruleset), packet, state.network, record=True)
-        return visit(trace.packet.received_by, None, trace.steps), self._results(leg, trace.ends, state)
+        visit = msgspec.structs.replace(
+            visit,
+            interface=trace.packet.received_by or None,
+            interface_assumed=bool(named),
+            decisions=decisions(trace.steps, shown_node(leg.node)),
+            steps=trace.steps,
+        )
+        return visit, *self._results(leg, trace.ends, state)
 
-    def _results(self, leg: _Leg, walked: Iterable[WalkEnd], state: NodeState) -> Sequence[TracedEnd | _Leg]:
+    def _results(
+        self, leg: _Leg, walked: Iterable[WalkEnd], state: NodeState
+    ) -> tuple[Sequence[TracedEnd], Sequence[_Leg]]:
         ends: list[TracedEnd] = []
         onward: dict[tuple[str, Packet], _Leg] = {}
         for one in walked:
@@ -294,7 +295,7 @@ class Follower:
                 total = onward[key].probability + result.probability
                 result = msgspec.structs.replace(result, probability=total)
             onward[key] = result
-        return [*ends, *onward.values()]
+        return ends, [*onward.values()]
 
     def _result(self, leg: _Leg, walked: WalkEnd, state: NodeState) -> TracedEnd | _Leg:
         packet = walked.packet

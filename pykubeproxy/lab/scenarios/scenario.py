@@ -171,10 +171,10 @@ def expect_errors(result: ProbeResult, error: str) -> None:
     expect(set(result.errors) == {error} and not result.pods, f"{error} for every connection", result)
 
 
-def bounds(tries: int, probability: float, alarm: float = FALSE_ALARM) -> tuple[int, int]:
+def bounds(tries: int, probability: float) -> tuple[int, int]:
     """Return the lowest and highest plausible count of successes.
 
-    A count outside has a probability of at most alarm / 2 on either side, by the binomial distribution.
+    A count outside has a probability of at most FALSE_ALARM / 2 on either side, by the binomial distribution.
     """
     chances = [
         math.comb(tries, count) * probability**count * (1 - probability) ** (tries - count)
@@ -182,6 +182,6 @@ def bounds(tries: int, probability: float, alarm: float = FALSE_ALARM) -> tuple[
     ]
 
     def first_plausible(chances: list[float]) -> int:
-        return sum(below <= alarm / 2 for below in itertools.accumulate(chances))
+        return sum(below <= FALSE_ALARM / 2 for below in itertools.accumulate(chances))
 
     return first_plausible(chances), tries - first_plausible(chances[::-1])

@@ -59,6 +59,14 @@ def new_node(limit: int = 0) -> SyncedFamily:
     return SyncedFamily(context=flags_context(max_service_pairs=str(limit)))
 
 
+def served(*events: Event) -> SyncedFamily:
+    """Return tables after a sync and the turn of a large Service."""
+    node = new_node()
+    node.sync(*events)
+    node.turn()
+    return node
+
+
 @pytest.fixture(autouse=True)
 def low_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
@@ -75,9 +83,7 @@ def test_a_new_large_service_waits_for_its_turn() -> None:
 
 
 def test_a_changed_large_service_keeps_its_rules_meanwhile() -> None:
-    node = new_node()
-    node.sync(*large(1, 2, 3))
-    node.turn()
+    node = served(*large(1, 2, 3))
     node.sync(*large(2, 3, 4), *SMALL)
     assert {"10.244.1.5:8080", "10.244.2.1:8080"} < node.targets()
     node.turn()
@@ -121,9 +127,7 @@ def test_a_waiting_service_gives_up_its_addresses_in_the_same_sync(dispatch: str
 
 
 def test_a_full_sync_keeps_the_rules_of_a_waiting_service() -> None:
-    node = new_node()
-    node.sync(*SMALL, *large(1, 2, 3))
-    node.turn()
+    node = served(*SMALL, *large(1, 2, 3))
     node.tables.work.distrust()
     assert node.sync(*large(1, 2, 4)).full
     assert "10.244.2.3:8080" in node.targets()
@@ -134,18 +138,14 @@ def test_a_full_sync_keeps_the_rules_of_a_waiting_service() -> None:
 
 def test_a_restart_keeps_a_large_service_served() -> None:
     """The new agent does not know the rules that the old one wrote."""
-    node = new_node()
-    node.sync(*SMALL, *large(1, 2, 3))
-    node.turn()
+    node = served(*SMALL, *large(1, 2, 3))
     node.restart()
     assert not node.sync().wrote
     assert not node.tables.work.turns
 
 
 def test_a_deleted_or_smaller_service_does_not_wait() -> None:
-    node = new_node()
-    node.sync(*large(1, 2, 3))
-    node.turn()
+    node = served(*large(1, 2, 3))
     node.sync(*large(1, 2))
     assert node.targets() == {"10.244.2.1:8080", "10.244.2.2:8080"}
     node.sync(*large(1, 2, 3))
@@ -214,9 +214,7 @@ def test_explain_says_that_a_service_is_oversized() -> None:
 
 def test_a_flushed_large_service_is_repaired_at_once() -> None:
     """Others jump to its chains, and a jump to a missing chain is rejected."""
-    node = new_node()
-    node.sync(*SMALL, *large(1, 2, 3))
-    node.turn()
+    node = served(*SMALL, *large(1, 2, 3))
     before = node.live.save().chains
     for key in before:
         if key.table == "nat" and key.chain.startswith("KUBE-"):
@@ -232,9 +230,7 @@ def test_a_flushed_large_service_is_repaired_at_once() -> None:
 
 def test_flushed_rules_of_a_large_service_are_repaired_at_once() -> None:
     """Also if all its chains are still there."""
-    node = new_node()
-    node.sync(*SMALL, *large(1, 2, 3))
-    node.turn()
+    node = served(*SMALL, *large(1, 2, 3))
     before = node.live.save().chains
     node.live.tables["nat"] = dict.fromkeys(node.live.tables["nat"], ())
     assert node.tables.note_drift(scope(["nat"]))
@@ -245,9 +241,7 @@ def test_flushed_rules_of_a_large_service_are_repaired_at_once() -> None:
 
 def test_a_large_service_that_is_no_longer_served_does_not_wait() -> None:
     """Another Service may get its cluster IP."""
-    node = new_node()
-    node.sync(*large(1, 2, 3))
-    node.turn()
+    node = served(*large(1, 2, 3))
     made = node.cluster.service(Key("ns", "large"))
     assert made
     node.sync(Updated(msgspec.structs.replace(made, type="ExternalName", cluster_ips=())))
@@ -334,9 +328,7 @@ def test_namespaces_with_large_services_take_turns() -> None:
 
 def test_a_restart_keeps_a_large_service_served_whose_ports_have_changed() -> None:
     """Rules for its old port names are replaced at once, and so are those that reject its clients."""
-    node = new_node()
-    node.sync(*SMALL, *large(1, 2, 3))
-    node.turn()
+    node = served(*SMALL, *large(1, 2, 3))
     ports = (EndpointPort("new", Protocol.TCP, 8080),)
     addresses = tuple(f"10.244.2.{host}" for host in (1, 2, 3))
     node.cluster.apply(Updated(slice_of(*addresses, service="large", ports=ports)))
@@ -357,9 +349,7 @@ def test_a_restart_keeps_a_large_service_served_whose_ports_have_changed() -> No
 
 def test_a_dead_endpoint_leaves_before_the_turn_of_its_service() -> None:
     """Without a new endpoint chain; only then does the Service wait."""
-    node = new_node()
-    node.sync(*SMALL, *large(1, 2, 3, 4))
-    node.turn()
+    node = served(*SMALL, *large(1, 2, 3, 4))
     assert node.sync(*large(2, 3, 4, 5)).deferred == {Key("ns", "large")}
     assert node.tables.work.has_losses
     report = node.lose()
@@ -373,9 +363,7 @@ def test_a_dead_endpoint_leaves_before_the_turn_of_its_service() -> None:
 def test_new_endpoints_alone_cause_no_sync_before_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does an endpoint that comes and goes meanwhile: a tenant could cause work without end."""
     monkeypatch.setattr(coverage, "_FEW_ENDPOINTS", 0)
-    node = new_node()
-    node.sync(*large(1, 2, 3))
-    node.turn()
+    node = served(*large(1, 2, 3))
     for hosts in ((1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 5, 6)):
         node.sync(*large(*hosts))
         assert not node.tables.work.has_losses
@@ -388,9 +376,7 @@ def test_new_endpoints_alone_cause_no_sync_before_the_turn(monkeypatch: pytest.M
 
 
 def test_a_service_that_loses_all_endpoints_rejects_clients_until_its_turn() -> None:
-    node = new_node()
-    node.sync(*large(1, 2, 3))
-    node.turn()
+    node = served(*large(1, 2, 3))
     node.sync(*large(4, 5, 6))
     node.lose()
     (rule,) = node.live.save().chains[skeleton.FILTER_SERVICES]
@@ -631,9 +617,7 @@ def test_a_port_with_many_endpoints_is_written_in_portions(monkeypatch: pytest.M
 def test_a_port_in_portions_waits_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chains of the portions before are still there, and a restart goes on without them being in the way."""
     monkeypatch.setattr(coverage, "PORT_PAIRS", 4)
-    node = new_node()
-    node.sync(*SMALL, *large(*range(1, 11)))
-    node.turn()
+    node = served(*SMALL, *large(*range(1, 11)))
     node.tables.work.distrust()
     node.sync()
     assert len(node.targets()) == 5

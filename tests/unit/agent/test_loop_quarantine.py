@@ -17,18 +17,13 @@ from pykubeproxy.objects import EndpointPort, Port, Protocol, Updated
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
 from tests.fakes.loop import STARTED, STOP, WEB, Loop, at
-from tests.objects import service, slice_of
+from tests.objects import numbered, service, slice_of
 
 pytestmark = pytest.mark.usefixtures("no_kernel")
 
 
-def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A large Service keeps its rules, and its quarantine, until its turn."""
-    monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
-    monkeypatch.setattr(Work, "_turn_due", lambda _: math.inf)
-    loop.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
+def note_retries(loop: Loop) -> list[float]:
+    """Return when ports are retried; each retry takes a moment."""
     retries: list[float] = []
     retry = loop.family.tables.retry_quarantined
 
@@ -38,6 +33,17 @@ def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(
         return retry(cluster, ports)
 
     loop.family.tables.retry_quarantined = noted  # type: ignore[method-assign]
+    return retries
+
+
+def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large Service keeps its rules, and its quarantine, until its turn."""
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
+    monkeypatch.setattr(Work, "_turn_due", lambda _: math.inf)
+    loop.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
+    retries = note_retries(loop)
     ports = (EndpointPort("renamed", Protocol.TCP, 8080),)
     changed = (
         Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68", ports=ports)),
@@ -58,14 +64,7 @@ def test_a_large_service_quarantined_in_its_turn_is_retried_within_an_hour(
     """The hour begins with its own sync; no other sync follows."""
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
     loop.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
-    retries: list[float] = []
-    retry = loop.family.tables.retry_quarantined
-
-    def noted(cluster: Cluster, ports: Collection[PortName]) -> BisectResult:
-        retries.append(loop.clock.now)
-        return retry(cluster, ports)
-
-    loop.family.tables.retry_quarantined = noted  # type: ignore[method-assign]
+    retries = note_retries(loop)
     changed = Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68"))
     loop.run(*STARTED, *at(10, changed), *at(3700, STOP))
     assert retries == [4610.0]
@@ -80,23 +79,15 @@ def test_a_search_that_ran_out_of_time_continues_at_once(loop: Loop, monkeypatch
     loop.family.tables = FamilyTables(loop.live, None)
     for name in ("SEARCH_SECONDS", "RETRY_SECONDS"):
         monkeypatch.setattr(quarantine, name, 0.0)
-    loop.live.rejects = lambda rule: "--to-destination 10.244.3.8:" in rule
-    added = [
-        event
-        for number in range(1, 10)
-        for event in (
-            Updated(service(f"web{number}", cluster_ip=f"10.96.3.{number}")),
-            Updated(slice_of(f"10.244.3.{number}", service=f"web{number}")),
-        )
-    ]
+    loop.live.rejects = lambda rule: "--to-destination 10.244.0.8:" in rule
     seen: list[list[str]] = []
     loop.observers.sync_succeeded.side_effect = lambda report, _: seen.append(
         [f"{it.name} {it.tried}" for it in report.quarantined]
     )
-    loop.run(*STARTED, *at(10, *added), *at(60, STOP))
+    loop.run(*STARTED, *at(10, *numbered(*range(1, 10))), *at(60, STOP))
     assert len(seen[1]) > 1
     assert all(line.endswith("False") for line in seen[1])
-    assert seen[-1] == ["web8 True"]
+    assert seen[-1] == ["svc8 True"]
     assert max(map(len, seen)) == len(seen[1])
 
 
@@ -126,15 +117,7 @@ def test_nearly_all_innocent_services_are_served_within_a_minute_however_slow_ip
         unserved[loop.clock.now - 1010] = 1001 - 6 - entries
 
     loop.live.on_restore, loop.live.restored = slow, count
-    added = [
-        event
-        for number in range(1, 1001)
-        for event in (
-            Updated(service(f"svc{number}", cluster_ip=f"10.97.{number // 250}.{number % 250}")),
-            Updated(slice_of(f"10.244.{number // 250}.{number % 250}", service=f"svc{number}")),
-        )
-    ]
-    loop.run(*STARTED, *at(10, *added), *at(400, STOP))
+    loop.run(*STARTED, *at(10, *numbered(*range(1, 1001))), *at(400, STOP))
     assert min(number for when, number in unserved.items() if when < 60) < 50
     assert min(when for when, number in unserved.items() if not number) < 120
 

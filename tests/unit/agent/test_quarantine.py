@@ -15,11 +15,11 @@ from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.agent.tables import SyncFailed
 from pykubeproxy.kernel import Backend, Failed, Rejected
 from pykubeproxy.kernel.errors import LockHeld, TimedOut
-from pykubeproxy.objects import Deleted, Event, Key, Kind, Updated
+from pykubeproxy.objects import Deleted, Key, Kind, Updated
 from pykubeproxy.rules import skeleton
 from tests.fakes.iptables import FakeIptables, fail_on
 from tests.fakes.synced import SyncedFamily
-from tests.objects import service, slice_of
+from tests.objects import numbered, service, slice_of
 
 BAD = ("10.244.0.1:", "10.244.0.3:")
 
@@ -33,18 +33,6 @@ def family(backend: Backend) -> SyncedFamily:
     made = SyncedFamily(backend=backend)
     made.live.rejects = lambda rule: any(f"--to-destination {bad}" in rule for bad in BAD)
     return made
-
-
-def numbered(*numbers: int) -> list[Event]:
-    """Return services with a number in their name, address and endpoint."""
-    return [
-        event
-        for number in numbers
-        for event in (
-            Updated(service(f"svc{number}", cluster_ip=f"10.96.{number // 250}.{number % 250}")),
-            Updated(slice_of(f"10.244.{number // 250}.{number % 250}", service=f"svc{number}")),
-        )
-    ]
 
 
 @pytest.fixture(params=[Backend.NFT, Backend.LEGACY], ids=lambda backend: backend.value)

@@ -14,7 +14,7 @@ from pykubeproxy.rules.dispatch import TREE_ABOVE
 from tests.fakes.iptables import fail_on
 from tests.fakes.recorder import FakeRecorder
 from tests.fakes.synced import SyncedFamily, flags_context
-from tests.objects import service, slice_of
+from tests.objects import numbered, service, slice_of
 from tests.reports import report
 
 SERVICES = TREE_ABOVE + 50
@@ -23,9 +23,7 @@ LINKS = Rejected(9, "-I PREROUTING -j KUBE-SERVICES", "RULE_INSERT failed (Too m
 
 def tables_of_many(backend: Backend) -> SyncedFamily:
     """Return a cluster large enough for a tree, not synced yet."""
-    services = [service(f"svc{number}", cluster_ip=f"10.96.0.{number}") for number in range(SERVICES)]
-    slices = [slice_of(f"10.244.0.{number}", service=f"svc{number}") for number in range(SERVICES)]
-    return SyncedFamily(*map(Updated, services), *map(Updated, slices), backend=backend)
+    return SyncedFamily(*numbered(*range(SERVICES)), backend=backend)
 
 
 def is_flat(synced: SyncedFamily) -> bool:

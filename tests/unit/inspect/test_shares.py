@@ -2,10 +2,8 @@
 
 import pytest
 
-from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.routes import affinity_seconds, shares
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.iptables_save import parse
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
 
@@ -80,37 +78,6 @@ def test_affinity_rules_give_timeout_only() -> None:
     )
     assert found(ruleset) == {"10.0.0.2:80": 1.0}
     assert affinity_seconds(ruleset, "KUBE-SVC-X") == 90
-
-
-TREE = """\
-*nat
-:KUBE-SERVICES - [0:0]
--A KUBE-SERVICES -d 0.0.0.1/0.0.0.15 -j KUBE-SVC-BRANCH1
--A KUBE-SERVICES -d 10.96.0.9/32 -p tcp -m comment --comment "ns/flat cluster IP" -m tcp --dport 80 -j KUBE-SVC-B
--A KUBE-SERVICES -m comment --comment "nodes" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
--A KUBE-SVC-BRANCH1 -d 0.0.0.16/0.0.0.240 -j KUBE-SVC-BRANCH2
--A KUBE-SVC-BRANCH2 -d 10.96.0.17/32 -p tcp -m comment --comment "ns/deep:http cluster IP" -m tcp --dport 80 -j KUBE-SVC-A
--A KUBE-NODEPORTS -p tcp -m tcp --dport 30000:30255 -j KUBE-SVC-RANGE
--A KUBE-SVC-RANGE -p tcp -m comment --comment "ns/deep:http" -m tcp --dport 30080 -j KUBE-EXT-A
--A KUBE-EXT-A -m comment --comment "masquerade traffic for ns/deep:http external destinations" -j KUBE-MARK-MASQ
--A KUBE-EXT-A -j KUBE-SVC-A
--A KUBE-SVC-A -j KUBE-SEP-A
--A KUBE-SVC-B -j KUBE-SEP-B
--A KUBE-SEP-A -p tcp -m tcp -j DNAT --to-destination 10.0.0.1:80
--A KUBE-SEP-B -p tcp -m tcp -j DNAT --to-destination 10.0.0.2:80
--A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
-COMMIT
-"""
-
-
-@pytest.mark.parametrize(
-    ("service", "ways"), [("deep", [("10.96.0.17", 80), ("*", 30080)]), ("flat", [("10.96.0.9", 80)])]
-)
-def test_dispatch_branches_lead_to_services(service: str, ways: list[tuple[str, int]]) -> None:
-    """By address and by port range."""
-    (view,) = (v for v in views(parse(Family.IPV4, TREE), {}) if v.name.service == service)
-    assert [(frontend.address, frontend.port) for frontend in view.frontends] == ways
-    assert [endpoint.share for endpoint in view.endpoints] == [1.0]
 
 
 @pytest.mark.parametrize("text", ["x", "nan", "-0.5", "1.5", "9" * 5000])

@@ -10,7 +10,7 @@ from pykubeproxy.lab.api import Api, ApiFailure, Object
 from pykubeproxy.lab.apiserver import PODS, Store
 from pykubeproxy.lab.apiserver.resources import ApiError as Refused
 from pykubeproxy.lab.network import SITES
-from pykubeproxy.lab.pods import KUBE_PROXY, PYKUBEPROXY, PublishedObject, Publisher, proxy_pod
+from pykubeproxy.lab.pods import PublishedObject, Publisher, proxy_pod
 from tests.unit.manifests.overlays import MANIFESTS, daemon_set
 
 NODE = SITES["node1"]
@@ -53,7 +53,7 @@ def api() -> FakeApi:
 
 @pytest.fixture
 def desired() -> list[PublishedObject]:
-    return [proxy_pod(NODE, PYKUBEPROXY, STARTED, alive=True)]
+    return [proxy_pod(NODE, STARTED, alive=True)]
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def ready(pod: Object) -> str:
 
 def test_proxy_pods_are_those_of_our_manifests() -> None:
     """Labels, containers and the default container, so that what finds them in the lab finds them in a cluster."""
-    pod = proxy_pod(NODE, PYKUBEPROXY, STARTED, alive=True).body
+    pod = proxy_pod(NODE, STARTED, alive=True).body
     template = daemon_set()["spec"]["template"]
     base = yaml.safe_load((MANIFESTS / "base/kustomization.yaml").read_text())
     assert pod["metadata"]["namespace"] == base["namespace"]
@@ -87,16 +87,8 @@ def test_proxy_pods_are_those_of_our_manifests() -> None:
     assert pod["spec"]["containers"][0]["image"] == f"{image['name']}:{image['newTag']}"
 
 
-def test_proxy_pods_may_be_those_of_kube_proxy() -> None:
-    pod = proxy_pod(NODE, KUBE_PROXY, STARTED, alive=True).body
-    assert (pod["metadata"]["name"], pod["metadata"]["labels"]) == (
-        "kube-proxy-node1",
-        {"k8s-app": "kube-proxy"},
-    )
-
-
 def test_pod_of_a_stopped_proxy_runs_but_is_not_ready() -> None:
-    stopped = proxy_pod(NODE, PYKUBEPROXY, STARTED, alive=False).body
+    stopped = proxy_pod(NODE, STARTED, alive=False).body
     assert (stopped["status"]["phase"], ready(stopped)) == ("Running", "False")
 
 
@@ -108,7 +100,7 @@ def test_pods_are_written_when_they_change(
     written = api.writes
     publisher.publish()
     assert api.writes == written
-    desired[:] = [proxy_pod(NODE, PYKUBEPROXY, STARTED, alive=False)]
+    desired[:] = [proxy_pod(NODE, STARTED, alive=False)]
     publisher.publish()
     assert ready(api.pods()["pykubeproxy-node1"]) == "False"
 
@@ -139,7 +131,7 @@ def test_a_pod_that_a_client_removed_returns_with_its_next_change(
 ) -> None:
     publisher.publish()
     api.store.delete(PODS, "kube-system", "pykubeproxy-node1", grace=0)
-    desired[:] = [proxy_pod(NODE, PYKUBEPROXY, STARTED, alive=False)]
+    desired[:] = [proxy_pod(NODE, STARTED, alive=False)]
     publisher.publish()
     assert list(api.pods()) == ["pykubeproxy-node1"]
 

@@ -61,10 +61,6 @@ def test_output_errors_and_exit_code_are_apart(protocol: str) -> None:
     assert served(*frames, protocol=protocol) == (b"*nat\n" + b"x" * 70_000, "# Warning\n", 3)
 
 
-def test_output_of_a_successful_command() -> None:
-    assert served(message(STDOUT, b"a"), status(SUCCESS), end()) == (b"a", "", 0)
-
-
 def test_connection_that_breaks_after_the_status_is_an_answer() -> None:
     assert served(message(STDOUT, b"a"), status(SUCCESS)) == (b"a", "", 0)
 
