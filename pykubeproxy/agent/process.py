@@ -17,6 +17,8 @@ from pykubeproxy.config import Config
 from pykubeproxy.kernel import InstanceLock, lock_holder
 from pykubeproxy.sources import Client, Watch, api_watches
 
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
 log = structlog.get_logger()
 
 
@@ -26,17 +28,22 @@ def take_over(config: Config, node_name: str, flags: Mapping[str, object]) -> In
     Meanwhile, serve the health and metrics addresses as far as they are free: alive but not ready. SIGTERM and SIGINT
     raise SystemExit with status 0, until the caller sets other handlers.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _ENDING:
         signal.signal(number, _end)
     begun = time.monotonic()
     closing: list[Callable[[], None]] = []
 
     def wait() -> None:
         log.info("waiting for another agent", holder=lock_holder())
-        from pykubeproxy.agent.observe.listeners import serve_standby
+        # Python loses an exception of a signal that arrives in one of an import's own callbacks.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        try:
+            from pykubeproxy.agent.observe.listeners import serve_standby
 
-        closing.append(serve_standby(config, node_name, flags, lock_holder).close)
-        import_module("pykubeproxy.agent.assembly")  # so that taking over is quick
+            closing.append(serve_standby(config, node_name, flags, lock_holder).close)
+            import_module("pykubeproxy.agent.assembly")  # so that taking over is quick
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
     try:
         lock = InstanceLock(wait)

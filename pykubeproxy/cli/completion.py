@@ -4,6 +4,7 @@ Names come from the files of -f, --rules and --bundle, from the agent, from live
 """
 
 import gzip
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -239,11 +240,12 @@ def _are(pattern: re.Pattern[str], *names: str) -> bool:
 
 
 def _from_cluster(ctx: click.Context, kinds: Collection[TargetKind | None]) -> KnownNames:
-    from pykubeproxy.cli.cluster import ClusterOptions
+    from pykubeproxy.sources import Client
+    from pykubeproxy.sources.kubeconfig import user_kubeconfigs
     from pykubeproxy.sources.queries import list_kind
 
     kubeconfig, context = (ctx.params.get(name) or "" for name in ("kubeconfig", "context_name"))
-    client = ClusterOptions(kubeconfig, context).client()
+    client = Client(user_kubeconfigs(kubeconfig, context, os.environ) or "")
     if TargetKind.NODE in kinds:
         return KnownNames(nodes=[node.name for node in list_kind(client, Kind.NODE).objects])
     services = [

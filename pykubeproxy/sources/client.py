@@ -17,7 +17,8 @@ from pykubeproxy import __version__
 from pykubeproxy.sources import failures
 from pykubeproxy.sources.attempt import Attempt, OutOfTime, current
 from pykubeproxy.sources.contact import Contact
-from pykubeproxy.sources.credentials import Credentials, CredentialStore
+from pykubeproxy.sources.credential_store import CredentialStore
+from pykubeproxy.sources.credentials import Credentials
 from pykubeproxy.sources.failures import Failure, Unreachable
 from pykubeproxy.sources.transport import Keepalive, ServerAddresses, Transport, content
 from pykubeproxy.sources.watch import SourceError

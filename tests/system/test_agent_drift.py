@@ -174,8 +174,7 @@ def test_contested_repairs_back_off(tmp_path: Path) -> None:
         thread.start()
         eventually(lambda: metric('pykubeproxy_drift_contested{ip_family="IPv4"}') == 1)
         # A repair that waits for 2 s leaves the node without its rules for longer than 1 s.
-        eventually(lambda: answers(HEALTH, "/readyz", 503), seconds=30)
-        assert answers(HEALTH, "/healthz", 503)
+        eventually(lambda: all(answers(HEALTH, page, 503) for page in ("/readyz", "/healthz")), seconds=30)
         assert answers(HEALTH, "/livez", 200)
         # Three at once and one after a pause; later ones are limited by the backoff.
         assert metric("pykubeproxy_drift_repairs_total") <= 4 + (time.monotonic() - begun)

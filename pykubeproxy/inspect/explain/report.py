@@ -15,13 +15,8 @@ from pykubeproxy.inspect.explain.model import (
     explained_nodes,
     word,
 )
-from pykubeproxy.inspect.explain.sentences import (
-    notes,
-    service_notes,
-    skip_message,
-    summary,
-    topology_message,
-)
+from pykubeproxy.inspect.explain.notes import notes, service_notes, summary
+from pykubeproxy.inspect.explain.sentences import skip_message, topology_message
 from pykubeproxy.objects import Family, Node
 from pykubeproxy.report.document import Report
 from pykubeproxy.report.text import GAP, Block, Heading, Row, Section, Sentence, Table

@@ -18,8 +18,9 @@ from pykubeproxy.inspect.explain.model import (
     explain_all,
     explain_nodes,
 )
+from pykubeproxy.inspect.explain.notes import notes
 from pykubeproxy.inspect.explain.report import ExplainReport, explain_report
-from pykubeproxy.inspect.explain.sentences import notes, skip_message
+from pykubeproxy.inspect.explain.sentences import skip_message
 from pykubeproxy.inspect.routes import Policy
 from pykubeproxy.inspect.targets import parse_filter
 from pykubeproxy.objects import Family, Key, Node, Updated

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from pykubeproxy.sources import Client, SourceError, credentials
-from pykubeproxy.sources.credentials import Credentials, CredentialStore
+from pykubeproxy.sources import Client, SourceError, credential_store
+from pykubeproxy.sources.credential_store import CredentialStore
+from pykubeproxy.sources.credentials import Credentials
 from pykubeproxy.sources.failures import Failure
 from tests.fakes.kubeconfigs import write_kubeconfig
 
 
 def load(kubeconfig: str, master: str) -> Credentials:
-    return credentials.load(kubeconfig, master)
+    return credential_store.load(kubeconfig, master)
 
 
 def kubeconfig(folder: Path, **user: Any) -> str:
@@ -46,7 +47,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "ca.crt").write_text("certificate")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    monkeypatch.setattr(credentials, "_POD_FOLDER", tmp_path)
+    monkeypatch.setattr(credential_store, "_POD_FOLDER", tmp_path)
     return tmp_path
 
 
@@ -178,9 +179,9 @@ def test_a_plugin_runs_again_after_its_token_was_rejected(tmp_path: Path) -> Non
 def test_renewals_that_hang_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next request fails with a reason, and works again when they end."""
     store = CredentialStore(kubeconfig(tmp_path, token="secret"), "")
-    monkeypatch.setattr(credentials, "_PATIENCE", 0.01)
-    hang, real = threading.Event(), credentials.load
-    monkeypatch.setattr(credentials, "load", lambda *settings: hang.wait(10) and real(*settings))
+    monkeypatch.setattr(credential_store, "_PATIENCE", 0.01)
+    hang, real = threading.Event(), credential_store.load
+    monkeypatch.setattr(credential_store, "load", lambda *settings: hang.wait(10) and real(*settings))
     threads = [threading.Thread(target=store.get) for _ in range(8)]
     for thread in threads:
         thread.start()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pykubeproxy.sources import SourceError, credentials
+from pykubeproxy.sources import SourceError, credential_store
 from pykubeproxy.sources.credentials import Credentials
 from pykubeproxy.sources.kubeconfig import Kubeconfigs, context_namespace, user_kubeconfigs
 from tests.fakes.cluster import certificate
@@ -23,11 +23,11 @@ def load(
     folder: Path, cluster: dict[str, Any], user: dict[str, Any] | None = None, master: str = ""
 ) -> Credentials:
     """Load the credentials of a kubeconfig with this cluster and user."""
-    return credentials.load(write_kubeconfig(folder, cluster, user), master)
+    return credential_store.load(write_kubeconfig(folder, cluster, user), master)
 
 
 def load_content(folder: Path, content: dict[str, Any], master: str = "") -> Credentials:
-    return credentials.load(write_content(folder, content), master)
+    return credential_store.load(write_content(folder, content), master)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("way", ["server", "master"])
 def test_the_url_of_a_server(tmp_path: Path, server: str, url: str, way: str) -> None:
     """Without a scheme and without settings for TLS, it is http."""
-    loaded = credentials.load("", server) if way == "master" else load(tmp_path, {"server": server})
+    loaded = credential_store.load("", server) if way == "master" else load(tmp_path, {"server": server})
     assert loaded.server.url == url
     assert loaded.headers() == {}
 
@@ -311,7 +311,7 @@ def test_invalid_kubeconfig(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     with pytest.raises(SourceError) as caught:
-        credentials.load(str(path), "")
+        credential_store.load(str(path), "")
     assert str(caught.value).startswith(f"cannot use kubeconfig {path}: ")
     assert "\n" not in str(caught.value)
 
@@ -357,20 +357,20 @@ def test_first_file_wins_with_whole_entries(paths: tuple[str, ...]) -> None:
     first, second = (Path(path).parent for path in paths[:2])
     (second / "plug").write_text(f"#!/bin/sh\necho '{PRINTED}'\n")
     (second / "plug").chmod(0o700)
-    loaded = credentials.load(Kubeconfigs(paths), "")
+    loaded = credential_store.load(Kubeconfigs(paths), "")
     assert (loaded.server.url, loaded.server.proxy) == ("https://a:1", None)
     assert loaded.server.ca_file == str(first / "ca.pem")
     assert loaded.headers() == {"authorization": "Bearer of-the-plugin"}
-    assert credentials.load(Kubeconfigs(paths, "x1"), "").headers() == {"authorization": "Bearer a"}
-    loaded = credentials.load(Kubeconfigs(paths[1:], "x1"), "")
+    assert credential_store.load(Kubeconfigs(paths, "x1"), "").headers() == {"authorization": "Bearer a"}
+    loaded = credential_store.load(Kubeconfigs(paths[1:], "x1"), "")
     assert (loaded.server.url, loaded.server.ca_file) == ("https://d:1", str(second / "ca.pem"))
 
 
 def test_context_selects_cluster_and_user(paths: tuple[str, ...]) -> None:
-    loaded = credentials.load(Kubeconfigs((paths[0],), "x1"), "http://plain:1")
+    loaded = credential_store.load(Kubeconfigs((paths[0],), "x1"), "http://plain:1")
     assert loaded.server.url == "http://plain:1"
     with pytest.raises(SourceError, match="it has no context 'x2'"):
-        credentials.load(Kubeconfigs(paths, "x2"), "")
+        credential_store.load(Kubeconfigs(paths, "x2"), "")
 
 
 def test_namespace_is_that_of_the_context(paths: tuple[str, ...]) -> None:
