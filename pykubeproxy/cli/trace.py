@@ -175,13 +175,15 @@ def _rules_and_names(
     targets: Sequence[Target],
 ) -> tuple[NodeSource, Directory]:
     """Return the rules of the node, and where names are looked up. Raises ReadError, UsageError."""
+    if filename == "-" and "-" in files:
+        raise click.UsageError('only one of -f and --rules can be "-"')
+    bundle = opened(bundle_file)
+    if filename is None and all(target.kind is TargetKind.ADDRESS for target in targets):
+        return node_source(files, bundle, config.iptables_backend.value, addresses), Directory("")
     from pykubeproxy.cli import logs
     from pykubeproxy.nodes import directory as names
     from pykubeproxy.nodes.objects import RenderedNode, manifest_objects, read_manifests
 
-    if filename == "-" and "-" in files:
-        raise click.UsageError('only one of -f and --rules can be "-"')
-    bundle = opened(bundle_file)
     manifests = read_manifests(filename) if filename is not None else None
     if filename is not None and manifests and not (files or bundle):
         known = manifest_objects(filename, manifests, config)
@@ -190,8 +192,6 @@ def _rules_and_names(
     rules = node_source(files, bundle, config.iptables_backend.value, addresses)
     if filename is not None and manifests:
         return rules, names.manifest_directory(filename, manifests, config)
-    if all(target.kind is TargetKind.ADDRESS for target in targets):
-        return rules, Directory("")
     logs.set_up(config.logging.format)
     live = not (files or bundle)
     return rules, names.node_directory(config, rules, targets, bundle, live=live)
