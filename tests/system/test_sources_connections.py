@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.lab.apiserver import SERVICES
 from pykubeproxy.objects import Deleted, Key, Kind
-from pykubeproxy.sources import Client, SourceError, api_watches, credentials, wire
+from pykubeproxy.sources import Client, SourceError, api_watches, credential_store, wire
 from tests.fakes.canned import CannedServer, whole
 from tests.fakes.cluster import SHORT, certificate, server, service, watches
 from tests.fakes.follower import Follower, eventually
@@ -46,7 +46,7 @@ class Setting:
 @pytest.fixture
 def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
     """Credentials count as old at once."""
-    monkeypatch.setattr(credentials, "_FRESH", 0.0)
+    monkeypatch.setattr(credential_store, "_FRESH", 0.0)
     with (
         server(tls=certificate(tmp_path), token="first") as api,
         Relay(int(api.url.rpartition(":")[2])) as relay,

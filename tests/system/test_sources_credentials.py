@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.lab.apiserver import ApiServer, Sandbox
 from pykubeproxy.objects import Kind
-from pykubeproxy.sources import Client, SourceError, Watch, api_watches, credentials
+from pykubeproxy.sources import Client, SourceError, Watch, api_watches, credential_store
 from pykubeproxy.sources.failures import Unreachable
 from pykubeproxy.sources.pods import CommandOutput, ContainerRef, run_in_pod
 from tests.fakes.cluster import SHORT, certificate, kubeconfig, server, service
@@ -58,7 +58,7 @@ def test_token_file_renewed_after_a_401(tmp_path: Path, tls: tuple[Path, Path]) 
 
 def test_kubeconfig_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing kubeconfig is a warning; the watch continues."""
-    monkeypatch.setattr(credentials, "_FRESH", 0.0)
+    monkeypatch.setattr(credential_store, "_FRESH", 0.0)
     with server() as api, capture_logs() as lines:
         path = tmp_path / "kubeconfig"
         with Follower([services(api, tmp_path)]) as follower:

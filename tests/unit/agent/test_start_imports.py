@@ -42,9 +42,9 @@ if "--help" in sys.argv:
         main()
     finally:
         report()
-from pykubeproxy.sources import credentials
+from pykubeproxy.sources import credential_store
 from pathlib import Path
-credentials._POD_FOLDER = Path(sys.argv.pop())
+credential_store._POD_FOLDER = Path(sys.argv.pop())
 
 with mock.patch("pykubeproxy.agent.process.InstanceLock"), mock.patch("pykubeproxy.agent.process.take_over"):
     with mock.patch("pykubeproxy.agent.process.start_thread", report):
