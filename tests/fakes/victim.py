@@ -70,7 +70,7 @@ class Victim:
         eventually(self.is_served, seconds)
         return time.monotonic() - begun
 
-    def median_while(self, act: Callable[[], None], changes: int = 3) -> float:
+    def median_while(self, act: Callable[[], None], changes: int = 5) -> float:
         """Return the median time of some changes, in seconds, while another tenant calls `act` all the time."""
         ended = threading.Event()
 
