@@ -10,6 +10,7 @@ import click
 
 from pykubeproxy.cli import completion
 from pykubeproxy.cli.help import QUESTION, SOURCE, option, with_options
+from pykubeproxy.cli.sources import user_client
 from pykubeproxy.cli.terminal import echo_line
 from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.node import NodeSource, ReadError
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from pykubeproxy.sources import Client
 
 _Command = Callable[..., Any]
-# Requests per second, as for kubectl.
-_QPS, _BURST = 50.0, 300
 
 
 @contextmanager
@@ -55,14 +54,7 @@ class ClusterOptions(NamedTuple):
 
     def client(self) -> "Client":
         """Return a client of the API server, and send log lines to standard error. Raises SourceError."""
-        from pykubeproxy.cli import logs
-        from pykubeproxy.config import LogFormat
-        from pykubeproxy.sources import Client
-        from pykubeproxy.sources.kubeconfig import user_kubeconfigs
-
-        logs.set_up(LogFormat.TEXT)
-        kubeconfigs = user_kubeconfigs(self.kubeconfig, self.context_name, os.environ)
-        return Client(kubeconfigs or "", qps=_QPS, burst=_BURST)
+        return user_client(self.kubeconfig, self.context_name)
 
     def namespace(self, given: str) -> str:
         """Return the given namespace, else that of the context, else "default". Raises SourceError."""

@@ -4,7 +4,6 @@ Names come from the files of -f, --rules and --bundle, from the agent, from live
 """
 
 import gzip
-import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -240,12 +239,10 @@ def _are(pattern: re.Pattern[str], *names: str) -> bool:
 
 
 def _from_cluster(ctx: click.Context, kinds: Collection[TargetKind | None]) -> KnownNames:
-    from pykubeproxy.sources import Client
-    from pykubeproxy.sources.kubeconfig import user_kubeconfigs
+    from pykubeproxy.cli.sources import user_client
     from pykubeproxy.sources.queries import list_kind
 
-    kubeconfig, context = (ctx.params.get(name) or "" for name in ("kubeconfig", "context_name"))
-    client = Client(user_kubeconfigs(kubeconfig, context, os.environ) or "")
+    client = user_client(ctx.params.get("kubeconfig") or "", ctx.params.get("context_name") or "")
     if TargetKind.NODE in kinds:
         return KnownNames(nodes=[node.name for node in list_kind(client, Kind.NODE).objects])
     services = [

@@ -1,5 +1,6 @@
 """Where a command on a node reads rules and objects: this node and its agent, files, a bundle, or an API server."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
     from pykubeproxy.config import Config
     from pykubeproxy.nodes.agent import AgentState
     from pykubeproxy.nodes.objects import KnownObjects
+    from pykubeproxy.sources import Client
 
 Backend = Literal["auto", "nft", "legacy"]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 # The metrics address of an agent on this node.
 AGENT_URL = "http://127.0.0.1:10249"
+# Requests per second, as for kubectl.
+_QPS, _BURST = 50.0, 300
 bundle_option = option(
     "--bundle",
     "bundle_file",
@@ -129,3 +133,14 @@ def objects_on_server(
 
     logs.set_up(config.logging.format)
     return server_objects(config, settings, query, nodes)
+
+
+def user_client(kubeconfig: str, context: str) -> "Client":
+    """Return a client of the API server that kubectl would ask; log lines go to standard error. Raises SourceError."""
+    from pykubeproxy.cli import logs
+    from pykubeproxy.config import LogFormat
+    from pykubeproxy.sources import Client
+    from pykubeproxy.sources.kubeconfig import user_kubeconfigs
+
+    logs.set_up(LogFormat.TEXT)
+    return Client(user_kubeconfigs(kubeconfig, context, os.environ) or "", qps=_QPS, burst=_BURST)
