@@ -65,7 +65,7 @@ def _all_masqueraded(ends: list[WalkEnd]) -> bool:
 
 def trace_packet(ruleset: Ruleset, packet: Packet, network: NodeNetwork) -> PacketTrace:
     """Trace a packet with all steps."""
-    trace = walk(IptablesRules(ruleset), packet, network, record=True)
+    trace = walk([IptablesRules(ruleset)], packet, network, record=True)
     return PacketTrace(trace.packet, trace.ends, trace.steps)
 
 

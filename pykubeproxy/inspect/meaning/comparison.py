@@ -183,7 +183,7 @@ def _changes(
             packet, starts_here=origin.on_node, received_by=origin.interface, clients=clients
         )
         before, after = (
-            meaning_of(walk(rule, sent, network, limit=RuleLimit(_MOST_RULES, _LEAST_RULES, _TIMES)).ends)
+            meaning_of(walk([rule], sent, network, limit=RuleLimit(_MOST_RULES, _LEAST_RULES, _TIMES)).ends)
             for rule in rules
         )
         if not same_meaning(before, after):

@@ -10,8 +10,6 @@ import msgspec
 
 from pykubeproxy.inspect.limit import RuleLimit
 from pykubeproxy.inspect.packets.iptables import (
-    BaseChain,
-    Hook,
     IptablesRules,
     RuleCondition,
     compile_rule,
@@ -19,6 +17,7 @@ from pykubeproxy.inspect.packets.iptables import (
     unknown_module,
 )
 from pykubeproxy.inspect.packets.packet import DNAT, NEW, SNAT, UNTRACKED, NodeNetwork, Packet
+from pykubeproxy.inspect.packets.rule_set import BaseChain, Hook
 from pykubeproxy.rules.iptables_save import parse_number, parse_options
 from pykubeproxy.rules.ruleset import ChainKey
 

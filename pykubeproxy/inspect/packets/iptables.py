@@ -3,7 +3,6 @@
 An unknown condition counts as not met. Packets are the first of their connection.
 """
 
-import enum
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -20,6 +19,15 @@ from pykubeproxy.inspect.packets.addresses import (
     subtract,
 )
 from pykubeproxy.inspect.packets.packet import DNAT, LOCAL, SNAT, UNTRACKED, AffinityList, NodeNetwork, Packet
+from pykubeproxy.inspect.packets.rule_set import (
+    EVERY_PACKET,
+    NOT_KNOWN,
+    BaseChain,
+    Hook,
+    RuleEffect,
+    RuleEnd,
+    Split,
+)
 from pykubeproxy.objects import family_of
 from pykubeproxy.rules.iptables_save import (
     parse_number,
@@ -30,67 +38,6 @@ from pykubeproxy.rules.iptables_save import (
 )
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
-
-class Hook(enum.Enum):
-    """A point on the way of packets through the kernel."""
-
-    PREROUTING = "PREROUTING"
-    INPUT = "INPUT"
-    FORWARD = "FORWARD"
-    OUTPUT = "OUTPUT"
-    POSTROUTING = "POSTROUTING"
-
-
-class BaseChain(NamedTuple):
-    """A chain that packets enter at a hook.
-
-    - `translates`: only the first packet of a tracked connection enters, and that only once at a kind of hook
-    - `drops`: packets that no rule decides on are dropped
-    """
-
-    key: ChainKey
-    translates: bool
-    drops: bool
-
-
-class RuleEnd(enum.Enum):
-    """How a packet leaves a chain by a rule. RETURN continues behind the jump to the chain."""
-
-    ACCEPT = "ACCEPT"
-    DROP = "DROP"
-    REJECT = "REJECT"
-    RETURN = "RETURN"
-
-
-class RuleEffect(msgspec.Struct, frozen=True):
-    """The packet after a rule; without an end it continues with the next rule. `remark` may be ""."""
-
-    packet: Packet
-    end: RuleEnd | None = None
-    remark: str = ""
-
-
-# Parts of the packets that get to a rule, each with its probability.
-Parts = tuple[tuple[Packet, float], ...]
-
-
-class Split(NamedTuple):
-    """How a rule divides packets: by chance, and by client if there are many.
-
-    - `failed`: the position of the condition that no packet meets
-    - `error`: why the rule cannot be evaluated; then no packet matches
-    """
-
-    matched: Parts
-    missed: Parts = ()
-    failed: int = -1
-    error: str = ""
-
-
-# Starts the reason of a step that trace cannot evaluate.
-NOT_KNOWN = "trace does not know"
-# The reason of a rule without conditions.
-EVERY_PACKET = "every packet matches"
 # Returns the probability that such a packet meets a condition: 1, 0 or, by chance, something between.
 Probability = Callable[[str, Packet, NodeNetwork], float]
 # Returns the sources that meet a condition, for packets of many clients; None if it does not concern the source.
@@ -370,6 +317,13 @@ class CompiledRule(msgspec.Struct, frozen=True):
         except (ValueError, ArithmeticError) as error:
             return Split((), ((packet, 1.0),), error=_unreadable(error))
 
+    def _effect(self, packet: Packet) -> RuleEffect:
+        """Return what the target does to a packet that matches."""
+        try:
+            return _applied(self.target, self.goto, self.options, packet)
+        except ValueError as error:
+            return RuleEffect(packet, remark=_unreadable(error))
+
     def reason(self, packet: Packet, network: NodeNetwork, split: Split) -> str:
         """Return why packets match, or why not; "" if the rule is for another destination, protocol or port."""
         if split.error:
@@ -386,13 +340,6 @@ class CompiledRule(msgspec.Struct, frozen=True):
             return self.conditions[split.failed].describe(packet, False) if relevant else ""
         except (ValueError, ArithmeticError) as error:
             return _unreadable(error)
-
-    def apply(self, packet: Packet) -> RuleEffect:
-        """Apply the target to a packet that matches; it must not be a chain."""
-        try:
-            return _applied(self.target, self.options, packet)
-        except ValueError as error:
-            return RuleEffect(packet, remark=_unreadable(error))
 
     def _split(self, packet: Packet, network: NodeNetwork) -> Split:
         share, clients = 1.0, packet.clients
@@ -411,15 +358,16 @@ class CompiledRule(msgspec.Struct, frozen=True):
             if not share or (packet.clients and not clients):
                 return Split((), ((packet, 1.0),), position)
         if not packet.clients:
-            return Split(((packet, share),), ((packet, 1 - share),) if share < 1 else ())
+            missed_part = ((packet, 1 - share),) if share < 1 else ()
+            return Split(((self._effect(packet), share),), missed_part)
         narrowed = msgspec.structs.replace(packet, clients=clients)
         matched = msgspec.structs.replace(narrowed, remembered_in=remembered_in, recalled=recalled)
         if recalled != packet.recalled:  # a client is known or new: this is no part of the new ones
-            return Split(((matched, share),), ((packet, 1.0),))
+            return Split(((self._effect(matched), share),), ((packet, 1.0),))
         missed = [(narrowed, 1 - share)] if share < 1 else []
         if others := subtract(packet.clients, clients):
             missed.append((msgspec.structs.replace(packet, clients=others), 1.0))
-        return Split(((matched, share),), tuple(missed))
+        return Split(((self._effect(matched), share),), tuple(missed))
 
 
 def _unreadable(error: Exception) -> str:
@@ -454,7 +402,7 @@ def compile_rule(text: str) -> CompiledRule:
     return CompiledRule(text, tuple(conditions), target, goto, options)
 
 
-def _applied(target: str, options: Mapping[str, str], packet: Packet) -> RuleEffect:
+def _applied(target: str, goto: bool, options: Mapping[str, str], packet: Packet) -> RuleEffect:
     if end := _ENDS.get(target):
         return RuleEffect(packet, end)
     if target == "DNAT":
@@ -466,9 +414,7 @@ def _applied(target: str, options: Mapping[str, str], packet: Packet) -> RuleEff
     if target == "NOTRACK" or (target == "CT" and "--notrack" in options):
         remark = "the connection is not tracked and skips table nat"
         return RuleEffect(msgspec.structs.replace(packet, states=(UNTRACKED,)), remark=remark)
-    if target and target not in _NO_EFFECT:
-        return RuleEffect(packet, remark=f"{NOT_KNOWN} {target} and assumes that the packet continues")
-    return RuleEffect(packet)
+    return RuleEffect(packet, jump="" if target in _NO_EFFECT else target, goto=goto)
 
 
 def _dnat(packet: Packet, to: str) -> Packet:
@@ -528,13 +474,13 @@ def _marked(mark: int, options: Mapping[str, str]) -> int:
     return mark
 
 
-# The tables that packets pass at each hook, in the kernel's order (linux/netfilter_ipv4.h, NF_IP_PRI_*).
-_TABLES: Mapping[Hook, Sequence[str]] = {
-    Hook.PREROUTING: ("raw", "mangle", "nat"),
-    Hook.OUTPUT: ("raw", "mangle", "nat", "filter", "security"),
-    Hook.FORWARD: ("mangle", "filter", "security"),
-    Hook.INPUT: ("mangle", "filter", "security", "nat"),
-    Hook.POSTROUTING: ("mangle", "nat"),
+# The tables with a chain at each hook, with its priority (linux/netfilter_ipv4.h, NF_IP_PRI_*).
+_TABLES: Mapping[Hook, Mapping[str, int]] = {
+    Hook.PREROUTING: {"raw": -300, "mangle": -150, "nat": -100},
+    Hook.OUTPUT: {"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50},
+    Hook.FORWARD: {"mangle": -150, "filter": 0, "security": 50},
+    Hook.INPUT: {"mangle": -150, "filter": 0, "security": 50, "nat": 100},
+    Hook.POSTROUTING: {"mangle": -150, "nat": 100},
 }
 # Shorter chains are searched from their first rule to their last.
 _LONG = 16
@@ -577,10 +523,10 @@ class IptablesRules:
 
     def base_chains(self, hook: Hook) -> Sequence[BaseChain]:
         """Return the built-in chains of the tables at a hook."""
-        keys = [ChainKey(table, hook.value) for table in _TABLES[hook]]
+        keys = {ChainKey(table, hook.value): priority for table, priority in _TABLES[hook].items()}
         return [
-            BaseChain(key, key.table == "nat", self._policies.get(key) == "DROP")
-            for key in keys
+            BaseChain(key, priority, key.table == "nat", self._policies.get(key) == "DROP")
+            for key, priority in keys.items()
             if key in self._chains
         ]
 

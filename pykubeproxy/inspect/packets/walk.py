@@ -6,8 +6,16 @@ from typing import NamedTuple
 import msgspec
 
 from pykubeproxy.inspect.limit import RuleLimit
-from pykubeproxy.inspect.packets.iptables import BaseChain, CompiledRule, Hook, IptablesRules, RuleEnd
-from pykubeproxy.inspect.packets.packet import DNAT, UNTRACKED, NodeNetwork, Packet
+from pykubeproxy.inspect.packets.packet import DNAT, SNAT, UNTRACKED, NodeNetwork, Packet
+from pykubeproxy.inspect.packets.rule_set import (
+    NOT_KNOWN,
+    BaseChain,
+    Hook,
+    PacketRule,
+    RuleEffect,
+    RuleEnd,
+    RuleSet,
+)
 from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.objects import address_and_port
 from pykubeproxy.rules.ruleset import ChainKey
@@ -17,6 +25,14 @@ _COST_OF_STEP = 100
 # A trace to 40,000 endpoints visits fewer: each has some rules, and some steps on which to meet them.
 _MOST_RULES, _LEAST_RULES, _TIMES = 50_000_000, 5_000_000, 1000
 _FILTER_FORWARD = ChainKey("filter", "FORWARD")
+# The state of packets that a chain at a hook has translated; no other chain there translates them again.
+_TRANSLATED = {
+    Hook.PREROUTING: DNAT,
+    Hook.OUTPUT: DNAT,
+    Hook.INPUT: SNAT,
+    Hook.POSTROUTING: SNAT,
+    Hook.FORWARD: "",
+}
 _REJECTIONS: dict[RuleEnd | None, PacketVerdict] = {
     RuleEnd.DROP: PacketVerdict.DROP,
     RuleEnd.REJECT: PacketVerdict.REJECT,
@@ -79,14 +95,14 @@ class NodeTrace(msgspec.Struct, frozen=True):
 
 
 def walk(
-    rules: IptablesRules,
+    rules: Sequence[RuleSet],
     packet: Packet,
     network: NodeNetwork,
     *,
     record: bool = False,
     limit: RuleLimit | None = None,
 ) -> NodeTrace:
-    """Send the first packet of a connection through the rules of a node, built-in chains included.
+    """Send the first packet of a connection through all sets of rules of a node, base chains included.
 
     Follow every outcome. Assume that unknown conditions are not met, that unknown targets let the packet continue, and
     that a masqueraded packet keeps its source. `record` keeps steps. Raises TooManyRules.
@@ -105,10 +121,13 @@ def walk(
 class _Walker:
     """The path of a packet across the node: the recorded steps, and the packets that a rule stopped."""
 
-    def __init__(self, rules: IptablesRules, network: NodeNetwork, record: bool, limit: RuleLimit) -> None:
+    def __init__(
+        self, rules: Sequence[RuleSet], network: NodeNetwork, record: bool, limit: RuleLimit
+    ) -> None:
         self.steps: list[Step] = []
         self.stopped: list[WalkEnd] = []
-        self.rules = rules
+        self._rules = rules
+        self._at_hook: dict[Hook, Sequence[tuple[BaseChain, RuleSet]]] = {}
         self.network = network
         self.record = record
         self.limit = limit
@@ -154,20 +173,27 @@ class _Walker:
 
     def _hook(self, hook: Hook, flows: Flows, *, translated: bool = False) -> Flows:
         """Send packets through the base chains at a hook; those of translated connections are not translated again."""
-        for base in self.rules.base_chains(hook) if flows else ():
+        for base, rules in self._base_chains(hook) if flows else ():
             if not (translated and base.translates):
-                flows = self._base_chain(base, flows)
+                flows = self._base_chain(base, rules, flows, _TRANSLATED[hook])
         return flows
 
-    def _base_chain(self, base: BaseChain, flows: Flows) -> Flows:
-        """Return the packets that a base chain lets pass."""
+    def _base_chains(self, hook: Hook) -> Sequence[tuple[BaseChain, RuleSet]]:
+        """Return the base chains at a hook in the kernel's order, each with its rules."""
+        if hook not in self._at_hook:
+            found = [(base, rules) for rules in self._rules for base in rules.base_chains(hook)]
+            self._at_hook[hook] = sorted(found, key=lambda one: one[0].order(hook))
+        return self._at_hook[hook]
+
+    def _base_chain(self, base: BaseChain, rules: RuleSet, flows: Flows, translated: str) -> Flows:
+        """Return the packets that a base chain lets pass; `translated` is the state after a translation here."""
         through: Flows = {}
         walks: list[tuple[Packet, Sequence[Step]]] = []
         for packet, passage in flows.items():
-            if base.translates and UNTRACKED in packet.states:
+            if base.translates and not {UNTRACKED, translated}.isdisjoint(packet.states):
                 add(through, packet, passage)
                 continue
-            walked = _ChainWalk(self, base, packet)
+            walked = _ChainWalk(self, base, rules, packet)
             for left, left_passage in walked.run(passage).items():
                 add(through, left, left_passage)
             walks.append((packet, walked.steps))
@@ -198,10 +224,11 @@ class _ChainWalk:
     `steps` leave out irrelevant rules.
     """
 
-    def __init__(self, walker: _Walker, base: BaseChain, packet: Packet) -> None:
+    def __init__(self, walker: _Walker, base: BaseChain, rules: RuleSet, packet: Packet) -> None:
         self.steps: list[Step] = []
         self._walker = walker
         self._base = base
+        self._rules = rules
         self._packet = packet
         self._through: Flows = {}
 
@@ -220,7 +247,7 @@ class _ChainWalk:
     def _chain(self, key: ChainKey, flows: Flows) -> Flows:
         """Send packets into a chain; return those that leave it again."""
         returned: Flows = {}
-        rules = self._walker.rules.met(key, self._packet)
+        rules = self._rules.met(key, self._packet)
         self._walker.limit.enter(key, len(rules))
         for rule in rules:
             self._walker.limit.count(len(flows))
@@ -231,7 +258,7 @@ class _ChainWalk:
             add(returned, packet, passage)
         return returned
 
-    def _rule(self, key: ChainKey, rule: CompiledRule, flows: Flows, returned: Flows) -> Flows:
+    def _rule(self, key: ChainKey, rule: PacketRule, flows: Flows, returned: Flows) -> Flows:
         """Apply a rule to packets; return those that continue with the next rule."""
         onward: Flows = {}
         for packet, passage in flows.items():
@@ -241,44 +268,46 @@ class _ChainWalk:
                 self._step(key, rule, False, reason)
             for missed, share in split.missed:
                 add(onward, missed, passage.part(share))
-            for matched, share in split.matched:
-                self._take(key, rule, matched, passage.part(share), reason, onward, returned)
+            for effect, share in split.matched:
+                part = passage.part(share)
+                if DNAT in effect.packet.states[len(packet.states) :]:
+                    part = part._replace(translated_in=key.chain)
+                self._take(key, rule, effect, part, reason, onward, returned)
         return onward
 
     def _take(
         self,
         key: ChainKey,
-        rule: CompiledRule,
-        packet: Packet,
+        rule: PacketRule,
+        effect: RuleEffect,
         passage: Passage,
         reason: str,
         onward: Flows,
         returned: Flows,
     ) -> None:
-        """Apply the target of a rule to a packet that matches it."""
-        if to := self._walker.rules.jump(key, rule.target):
-            self._step(key, rule, True, reason)
-            back = returned if rule.goto else onward
+        """Apply the effect of a rule on packets that match it."""
+        packet, remark = effect.packet, effect.remark
+        if to := self._rules.jump(key, effect.jump):
+            self._step(key, rule, True, "; ".join(filter(None, (reason, remark))))
+            back = returned if effect.goto else onward
             for left, left_passage in self._chain(to, {packet: passage}).items():
                 add(back, left, left_passage)
             return
-        effect = rule.apply(packet)
-        step = self._step(key, rule, True, "; ".join(filter(None, (reason, effect.remark))))
-        found = effect.packet
-        if DNAT in found.states[len(packet.states) :]:
-            passage = passage._replace(translated_in=key.chain)
+        if effect.jump:
+            remark = f"{NOT_KNOWN} {effect.jump} and assumes that the packet continues"
+        step = self._step(key, rule, True, "; ".join(filter(None, (reason, remark))))
         if verdict := _REJECTIONS.get(effect.end):
-            self._walker.stopped.append(WalkEnd(verdict, found, *passage, step))
+            self._walker.stopped.append(WalkEnd(verdict, packet, *passage, step))
         elif effect.end is RuleEnd.RETURN:
             add(returned, packet, passage)
         elif effect.end is None:
-            add(onward, found, passage)
+            add(onward, packet, passage)
         else:
-            if found.clients and self._base.key == _FILTER_FORWARD:
-                found = msgspec.structs.replace(found, accepted=True)
-            add(self._through, found, passage)
+            if packet.clients and self._base.key == _FILTER_FORWARD:
+                packet = msgspec.structs.replace(packet, accepted=True)
+            add(self._through, packet, passage)
 
-    def _step(self, key: ChainKey, rule: CompiledRule, matched: bool, reason: str) -> Step | None:
+    def _step(self, key: ChainKey, rule: PacketRule, matched: bool, reason: str) -> Step | None:
         if not self._walker.record:
             return None
         self._walker.limit.count(_COST_OF_STEP)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pykubeproxy.inspect.connection import Location, LocationKind, TracedDestination
-from pykubeproxy.inspect.packets.iptables import NOT_KNOWN
+from pykubeproxy.inspect.packets.rule_set import NOT_KNOWN
 from pykubeproxy.inspect.packets.walk import Step
 from pykubeproxy.inspect.trace.journey import (
     EndResult,

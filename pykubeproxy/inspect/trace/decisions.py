@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from pykubeproxy.inspect.packets.iptables import EVERY_PACKET
+from pykubeproxy.inspect.packets.rule_set import EVERY_PACKET
 from pykubeproxy.inspect.packets.walk import Step
 from pykubeproxy.rules import names
 from pykubeproxy.rules.iptables_save import parse_rule

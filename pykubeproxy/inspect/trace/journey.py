@@ -270,7 +270,7 @@ class Follower:
         named = pod_interface(ruleset) if leg.from_pod and not packet.received_by else ""
         if named:
             packet = msgspec.structs.replace(packet, received_by=named)
-        trace = walk(IptablesRules(ruleset), packet, state.network, record=True)
+        trace = walk([IptablesRules(ruleset)], packet, state.network, record=True)
         visit = msgspec.structs.replace(
             visit,
             interface=trace.packet.received_by or None,

@@ -2,15 +2,21 @@
 
 import pytest
 
-from pykubeproxy.inspect.packets.iptables import RuleEffect, RuleEnd, compile_rule
-from pykubeproxy.inspect.packets.packet import Packet
+from pykubeproxy.inspect.packets.iptables import compile_rule
+from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
+from pykubeproxy.inspect.packets.rule_set import RuleEffect, RuleEnd
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.iptables_save import parse
+from tests.traces import trace_packet
 
 PACKET = Packet("tcp", "10.244.1.5", "10.96.0.10", 80, mark=0x1)
 IPV6 = Packet("tcp", "fd00::5", "fd00:96::a", 80)
 
 
 def after(target: str, packet: Packet = PACKET) -> RuleEffect:
-    return compile_rule(f"-p tcp -j {target}").apply(packet)
+    ((effect, probability),) = compile_rule(f"-p tcp -j {target}").split(packet, NodeNetwork()).matched
+    assert probability == 1
+    return effect
 
 
 @pytest.mark.parametrize(
@@ -104,10 +110,11 @@ def test_untracked_packets_are_not_translated(target: str) -> None:
 
 def test_unknown_targets_are_reported() -> None:
     """Their effect is not guessed."""
-    effect = after("NFQUEUE --queue-num 3")
-    assert effect.packet == PACKET
-    assert effect.end is None
-    assert "NFQUEUE" in effect.remark
+    rules = parse(Family.IPV4, "*filter\n-A FORWARD -j NFQUEUE --queue-num 3\n-A FORWARD -j DROP\nCOMMIT\n")
+    queued, dropped = trace_packet(rules, PACKET, NodeNetwork()).steps
+    assert "NFQUEUE" in queued.reason
+    assert "continues" in queued.reason
+    assert dropped.matched
 
 
 @pytest.mark.parametrize(
