@@ -27,8 +27,8 @@ from pykubeproxy.cli.cluster import (
 from pykubeproxy.cli.help import NOT_ANSWERED, OUTPUT, SOURCE, command, option
 from pykubeproxy.cli.terminal import click_errors, echo_line, progress
 from pykubeproxy.kernel import NotANode, require_linux
+from pykubeproxy.nodes import host_name
 from pykubeproxy.nodes.agent import DEFAULT_URL, NoAgent, fetch, fetch_patiently
-from pykubeproxy.nodes.live import host_name
 from pykubeproxy.objects import Node
 from pykubeproxy.pages import statusz
 from pykubeproxy.services.cluster import Cluster

@@ -53,7 +53,7 @@ from pykubeproxy.inspect.diff.report import (
     rules_result,
 )
 from pykubeproxy.inspect.node import NodeSource, NodeState, Question, UnknownNode
-from pykubeproxy.nodes.live import host_name
+from pykubeproxy.nodes import host_name
 from pykubeproxy.nodes.objects import (
     KnownObjects,
     NoObjects,

@@ -2,3 +2,10 @@
 
 Each source makes the values of `inspect/node.py`, so no command depends on the source.
 """
+
+import socket
+
+
+def host_name() -> str:
+    """Return the name of this machine, spelled like a Node name."""
+    return socket.gethostname().lower()

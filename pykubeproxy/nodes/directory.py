@@ -12,8 +12,8 @@ from pykubeproxy.inspect.connection import Directory
 from pykubeproxy.inspect.dump.model import services_of
 from pykubeproxy.inspect.node import NodeSource, NodeState, Question, ReadError
 from pykubeproxy.inspect.targets import ServiceFilter, Target, TargetKind
+from pykubeproxy.nodes import host_name
 from pykubeproxy.nodes.agent import NoAgent, agent_state
-from pykubeproxy.nodes.live import host_name
 from pykubeproxy.nodes.objects import NoObjects, bundled_agent, open_client
 from pykubeproxy.objects import EndpointSlice, Key, Kind, Listed, Node, Service
 from pykubeproxy.objects.pods import Pod

@@ -1,6 +1,5 @@
 """The node that this program runs on: the live tables of one backend."""
 
-import socket
 from collections.abc import Iterator
 from typing import Literal
 
@@ -11,17 +10,13 @@ from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute
 from pykubeproxy.inspect.targets import ServiceFilter
 from pykubeproxy.kernel import TABLES, Backend, Iptables, KernelError, system
 from pykubeproxy.kernel.network import routes
+from pykubeproxy.nodes import host_name
 from pykubeproxy.objects import Family, Node
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.skeleton import NAT_SERVICES
 
 _ELSEWHERE = "or read rules from a file with --rules or --bundle"
-
-
-def host_name() -> str:
-    """Return the name of this machine, spelled like a Node name."""
-    return socket.gethostname().lower()
 
 
 class LiveNode:

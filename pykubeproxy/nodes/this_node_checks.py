@@ -20,7 +20,7 @@ from pykubeproxy.kernel import (
     system,
 )
 from pykubeproxy.kernel.system import Process
-from pykubeproxy.nodes.live import host_name
+from pykubeproxy.nodes import host_name
 from pykubeproxy.nodes.objects import open_client
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import missing_network, primary_family
