@@ -12,7 +12,7 @@ from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.kernel import Backend, Runner, open_iptables
 from pykubeproxy.kernel.network import routes
 from pykubeproxy.lab.cluster import Lab
-from pykubeproxy.lab.network import CLIENT_CROWD, Namespace, namespace_prefix
+from pykubeproxy.lab.network import OUTSIDE_CROWD, Namespace, namespace_prefix
 from pykubeproxy.lab.prober import Prober, ProbeResult, ProbeTarget
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.rules.ruleset import Ruleset
@@ -44,7 +44,7 @@ class TraceCheck:
             host_name = prober._namespace.name.removeprefix(namespace_prefix(self._lab.name))
             node = self._node_of(host_name, target)
             # Trace only the first of many client addresses: tracing is slow and affinity times out.
-            another = options.get("source", CLIENT_CROWD[0]) != CLIENT_CROWD[0]
+            another = options.get("source", OUTSIDE_CROWD[0]) != OUTSIDE_CROWD[0]
             if count < _FEW or another or node is None:
                 return probe(prober, target, count, **options)
             before = self._rules(node, target)
@@ -66,7 +66,7 @@ class TraceCheck:
         return next((name for name, it in self._lab.nodes.items() if target.address in it.addresses), None)
 
     def _address(self, host_name: str, target: ProbeTarget) -> str:
-        pod, node = self._lab.pods.get(host_name), self._lab.nodes.get(host_name, self._lab.client)
+        pod, node = self._lab.pods.get(host_name), self._lab.nodes.get(host_name, self._lab.outside)
         return (pod.addresses if pod else node.addresses)[":" in target.address]
 
     def _inside(self, node: str) -> Namespace:

@@ -125,11 +125,11 @@ def _keep(name: str) -> None:
 )
 @output_option
 def up(name: str, backend: str, pods: int, output: str) -> None:
-    """Start a lab in the background, with a Service "web" and its pods.
+    """Start a lab in the background, with a Service "web", its pods and a pod "client".
 
     \b
     sudo pykubeproxy lab up
-    sudo pykubeproxy lab exec client -- curl -s http://10.0.0.11:NODEPORT/
+    sudo pykubeproxy lab exec outside -- curl -s http://10.0.0.11:NODEPORT/
     sudo pykubeproxy lab down
     """
     daemon.up(name, backend, pods)
@@ -155,19 +155,19 @@ def down(name: str, output: str) -> None:
 @lab.command(
     "exec",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    short_help="Run a command on a node, a pod or the client.",
+    short_help="Run a command on a node, in a pod or outside.",
 )
 @option("--name", help="The lab's name, if several labs are running.", group=ACTION)
-@click.argument("host", metavar="NODE|POD|client|fabric")
+@click.argument("host", metavar="NODE|POD|outside|fabric")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def execute(name: str | None, host: str, command: tuple[str, ...]) -> None:
-    """Run a command on a node, a pod, the client or the fabric; without a command, a shell.
+    """Run a command on a node, in a pod, on the outside client or the fabric; without a command, a shell.
 
     \b
     sudo pykubeproxy lab exec node1 -- pykubeproxy dump-rules default/web
-    sudo pykubeproxy lab exec client -- curl -s http://10.0.0.11:NODEPORT/
+    sudo pykubeproxy lab exec outside -- curl -s http://10.0.0.11:NODEPORT/
     sudo pykubeproxy lab exec web-1 -- ip route
-    sudo pykubeproxy lab exec client -- kubectl get pods -A
+    sudo pykubeproxy lab exec outside -- kubectl get pods -A
     """
     words = list(command[1:] if command[:1] == ("--",) else command) or ["sh"]
     try:

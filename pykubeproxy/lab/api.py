@@ -84,6 +84,11 @@ def in_namespace(path: str, namespace: str) -> str:
 
 def service(name: str, port: int, protocols: Sequence[str], spec: Mapping[str, object]) -> Object:
     """Return a dual-stack Service for the pods of the app of its name; `spec` overrides fields."""
+    ports: list[Object] = [
+        {"protocol": protocol, "port": port, "targetPort": POD_PORT} for protocol in protocols
+    ]
+    if len(ports) > 1:
+        ports = [{"name": one["protocol"].lower(), **one} for one in ports]
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -92,10 +97,7 @@ def service(name: str, port: int, protocols: Sequence[str], spec: Mapping[str, o
             "selector": {"app": name},
             "ipFamilyPolicy": "RequireDualStack",
             "ipFamilies": ["IPv4", "IPv6"],
-            "ports": [
-                {"name": protocol.lower(), "protocol": protocol, "port": port, "targetPort": POD_PORT}
-                for protocol in protocols
-            ],
+            "ports": ports,
             **spec,
         },
     }

@@ -48,7 +48,7 @@ class LabService:
 
 @dataclass(frozen=True)
 class LabHost:
-    """A node or the client."""
+    """A node or the outside client."""
 
     namespace: Namespace
     addresses: tuple[str, str]
@@ -118,7 +118,7 @@ class Lab:
     def _build(self, stack: ExitStack) -> None:
         self.network = network.Network(self.name)
         stack.callback(self.network.close)
-        self.client = LabHost(self.network.client, network.CLIENT)
+        self.outside = LabHost(self.network.outside, network.OUTSIDE)
         self.nodes = {name: LabHost(self.network.nodes[name], site.addresses) for name, site in SITES.items()}
         self.logs.mkdir()
         self.api = self._start_api()
@@ -276,7 +276,7 @@ class Lab:
         for name, node in self.nodes.items():
             agent = self.agents[name].pid
             hosts.append({"name": name, "kind": "node", "addresses": node.addresses, "agent": agent})
-        hosts.append({"name": "client", "kind": "client", "addresses": network.CLIENT})
+        hosts.append({"name": "outside", "kind": "outside", "addresses": network.OUTSIDE})
         for pod in list(self.pods.values()):
             state = {"kind": "pod", "node": pod.site.name, "state": str(pod.status)}
             hosts.append({"name": pod.name, "addresses": pod.addresses, **state})

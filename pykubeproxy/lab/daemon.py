@@ -12,12 +12,16 @@ from pykubeproxy.lab.agents import node_environment
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.machine import LabError, RunDirectory
 from pykubeproxy.lab.network import entered, lab_namespaces, namespace_prefix
+from pykubeproxy.lab.pods import workload
 
 STOP_SECONDS = 20.0
 
 
 def up(name: str, backend: str, pods: int) -> None:
-    """Start a lab in the background with a Service `web` and its pods; return when it is ready. Raises LabError."""
+    """Start a lab in the background, with a Service `web`, its pods and a pod `client`; return when it is ready.
+
+    Raises LabError.
+    """
     machine.check_requirements()
     driver = subprocess.Popen(
         [sys.executable, "-m", "pykubeproxy.lab.daemon", name, backend, str(pods)],
@@ -38,7 +42,9 @@ def run(name: str, backend: str, pods: int) -> None:
     check_signals = exit_on_signals(signal.SIGINT)
     with Lab(name, backend=backend) as lab:
         lab.deploy("web", pods)
-        vip = lab.service("web", protocols=("TCP", "UDP"), type="NodePort").vip()
+        client = lab.start_pod("client", "client", "node1", workload("client"))
+        client.wait_answering()
+        vip = lab.service("web", type="NodePort").vip()
         if pods:
             probers = [node.prober for node in lab.nodes.values()]
             lab.until(
@@ -108,9 +114,9 @@ def select_lab(name: str | None) -> RunDirectory:
 
 
 def execute(directory: RunDirectory, host: str, command: list[str]) -> None:
-    """Replace this process with a command on a node, a pod, the client or the fabric.
+    """Replace this process with a command on a node, a pod, the outside client or the fabric.
 
-    KUBECONFIG names the lab's API server, so that kubectl finds it.
+    KUBECONFIG names the lab's API server, so that kubectl finds it. A shell shows the host in its prompt.
 
     Raises LabError for an unknown host, OSError if the command cannot be run.
     """
@@ -119,6 +125,7 @@ def execute(directory: RunDirectory, host: str, command: list[str]) -> None:
     if host not in hosts:
         raise LabError(f"no host {host!r} in lab {directory.lab}; use one of {', '.join(hosts)}")
     environment = {**node_environment(directory.logs, host), "KUBECONFIG": str(directory.kubeconfig)}
+    environment["PS1"] = f"{host} # "
     with entered(f"{prefix}{host}"):
         os.execvpe(command[0], command, environment)  # noqa: S606 - the user's command
 

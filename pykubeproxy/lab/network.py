@@ -1,10 +1,10 @@
 """The lab's network: a fabric connects two nodes and an outside client; each pod connects to its node.
 
-    client 203.0.113.10 ── fabric ─┬─ node1 10.0.0.11 ─── pods 10.244.1.0/24
-                                   └─ node2 10.0.0.12 ─── pods 10.244.2.0/24
+    outside 203.0.113.10 ── fabric ─┬─ node1 10.0.0.11 ─── pods 10.244.1.0/24
+                                    └─ node2 10.0.0.12 ─── pods 10.244.2.0/24
 
-All links carry IPv4 and IPv6. The fabric is a router for the client and a bridge for the nodes, and runs the
-API server. Each host is a network namespace named `pkplab-LAB-ROLE`, so cleanup needs only the lab's name.
+All links carry IPv4 and IPv6. The fabric is a router for the outside client and a bridge for the nodes, and runs
+the API server. Each host is a network namespace named `pkplab-LAB-ROLE`, so cleanup needs only the lab's name.
 Both ends of a link are created inside their namespaces; the machine's own network stays untouched.
 """
 
@@ -26,10 +26,10 @@ from pykubeproxy.kernel.system import enter_new_namespace
 
 CLUSTER_CIDRS = ("10.244.0.0/16", "fd00:10:244::/48")
 FABRIC = ("10.0.0.1", "fd00:10::1")
-CLIENT_GATEWAY = ("203.0.113.1", "2001:db8:113::1")
-CLIENT = ("203.0.113.10", "2001:db8:113::10")
-#: Additional client addresses, for scenarios with many clients.
-CLIENT_CROWD = tuple(f"203.0.113.{last}" for last in range(101, 121))
+OUTSIDE_GATEWAY = ("203.0.113.1", "2001:db8:113::1")
+OUTSIDE = ("203.0.113.10", "2001:db8:113::10")
+#: Additional addresses of the outside client, for scenarios with many clients.
+OUTSIDE_CROWD = tuple(f"203.0.113.{last}" for last in range(101, 121))
 # The node's end of every pod link has these addresses. Link scope keeps them from becoming a source address,
 # so masquerading towards a pod uses the node's own address.
 POD_GATEWAY = ("169.254.1.1", "fe80::1")
@@ -221,7 +221,7 @@ class Network:
             for cidr, address in zip(site.pod_cidrs, site.addresses, strict=True):
                 for host in (self.fabric, *others):
                     host.route(cidr, via=address)
-        self.client = self._client()
+        self.outside = self._outside_client()
 
     def _node(self, site: Site) -> Namespace:
         node = Namespace(self._lab, site.name)
@@ -235,14 +235,14 @@ class Network:
             node.route(cidr, kind="blackhole")  # else packets to removed pods loop through the fabric
         return node
 
-    def _client(self) -> Namespace:
-        client = Namespace(self._lab, "client")
-        client.veth("eth0", self.fabric, "client")
-        for address, gateway, length in zip(CLIENT, CLIENT_GATEWAY, (24, 64), strict=True):
-            self.fabric.address("client", gateway, length)
+    def _outside_client(self) -> Namespace:
+        client = Namespace(self._lab, "outside")
+        client.veth("eth0", self.fabric, "outside")
+        for address, gateway, length in zip(OUTSIDE, OUTSIDE_GATEWAY, (24, 64), strict=True):
+            self.fabric.address("outside", gateway, length)
             client.address("eth0", address, length)
             client.route("default", via=gateway)
-        for address in CLIENT_CROWD:
+        for address in OUTSIDE_CROWD:
             client.address("eth0", address, 24)
         return client
 
@@ -267,5 +267,5 @@ class Network:
 
     def close(self) -> None:
         """Close the namespaces; the cleanup removes them."""
-        for namespace in (self.fabric, self.client, *self.nodes.values()):
+        for namespace in (self.fabric, self.outside, *self.nodes.values()):
             namespace.close()

@@ -120,7 +120,7 @@ def status_document(state: Mapping[str, Any], services: Iterable[Object]) -> Doc
     """Return a running lab, from its driver's state and its API server's Services.
 
     {"apiVersion", "lab", "logs": a directory, "api": the API server's URL,
-     "hosts": [{"name", "kind": "fabric", "node", "client" or "pod", "addresses": [IPv4, IPv6],
+     "hosts": [{"name", "kind": "fabric", "node", "outside" or "pod", "addresses": [IPv4, IPv6],
        "node": of a pod, or null, "state": of a pod, such as "ready", or null,
        "agent": the pid of a node's agent, or null}],
      "services": [{"namespace", "name", "clusterIPs", "ports": [{"port", "protocol", "nodePort": or null}]}]}

@@ -100,7 +100,7 @@ class PodServer:
 
     def body(self, client: str, real_ip: str = "") -> bytes:
         """Return the JSON answer to a client."""
-        return json.dumps({"pod": self.name, "client": client, "real_ip": real_ip}).encode()
+        return json.dumps({"pod": self.name, "client": client, "real_ip": real_ip}).encode() + b"\n"
 
     def serve_datagrams(self, bound: socket.socket) -> None:
         """Answer every datagram; an unreachable client gets no answer."""

@@ -20,7 +20,7 @@ class Session:
         self._folder = folder
         self._lab = lab
         kubeconfig = RunDirectory(lab).kubeconfig
-        self._at_api_server = f"ip netns exec {namespace_prefix(lab)}client env KUBECONFIG={kubeconfig}"
+        self._at_api_server = f"ip netns exec {namespace_prefix(lab)}outside env KUBECONFIG={kubeconfig}"
         self._environment = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -15,7 +15,7 @@ from pykubeproxy.lab.agents import AgentProcess, node_environment
 from pykubeproxy.lab.api import POD_PORT, SERVICES, SLICES, Api, Object, in_namespace
 from pykubeproxy.lab.apiserver.store import merged
 from pykubeproxy.lab.cluster import Lab
-from pykubeproxy.lab.network import CLIENT, CLIENT_CROWD, SITES, Namespace
+from pykubeproxy.lab.network import OUTSIDE, OUTSIDE_CROWD, SITES, Namespace
 from pykubeproxy.lab.pods import LabPod
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ownership import is_ours
@@ -151,8 +151,8 @@ def routes(pod: LabPod, endpoint: LabPod) -> list[Route]:
 
 def _routes_of_family(index: int, pod: LabPod, endpoint: LabPod) -> list[Route]:
     host = SITES[NODE].addresses[index]
-    crowd = (CLIENT_CROWD, CLIENT_CROWD_V6)[index]
-    outside = (CLIENT[index], *crowd)
+    crowd = (OUTSIDE_CROWD, CLIENT_CROWD_V6)[index]
+    outside = (OUTSIDE[index], *crowd)
     pods = (pod.addresses[index],)
     family = ("IPv4", "IPv6")[index]
 
@@ -198,7 +198,7 @@ class Node:
         for cidr, via in zip(EXTERNAL_CIDRS, SITES[NODE].addresses, strict=True):
             network.fabric.route(cidr, via=via)
         for address in CLIENT_CROWD_V6:
-            network.client.address("eth0", address, 64)
+            network.outside.address("eth0", address, 64)
         self.pods = [_start(lab, f"pod{number}", node) for number, node in enumerate([*SITES, *SITES])]
         self.caller = _start(lab, "caller", NODE)
         for pod in (*self.pods, self.caller):
@@ -227,7 +227,7 @@ class Node:
     def namespaces(self) -> dict[Source, Namespace]:
         """Return the namespaces of the clients."""
         return {
-            Source.OUTSIDE: self.lab.network.client,
+            Source.OUTSIDE: self.lab.network.outside,
             Source.POD: self.caller.namespace,
             Source.ENDPOINT: self.pods[0].namespace,
             Source.HOST: self.namespace,

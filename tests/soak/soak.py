@@ -84,7 +84,7 @@ class SoakNode:
 
     def routes(self) -> list[TrafficRoute]:
         """Return connections from a pod of the node and from outside, over both families."""
-        pod, client = self._client_pod.namespace.entered, self.lab.client.namespace.entered
+        pod, client = self._client_pod.namespace.entered, self.lab.outside.namespace.entered
         outside = self.lab.nodes["node1"]
         return [
             TrafficRoute("cluster IP", self._web.vip(4), pod),

@@ -22,7 +22,7 @@ DEBUG = '{"spec":{"hostNetwork":true,"nodeName":"node2"}}'
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     """A lab with a Service and a pod of another; the test runs where clients of its API server are."""
-    with Lab(f"tk{os.getpid()}") as made, made.client.namespace.entered():
+    with Lab(f"tk{os.getpid()}") as made, made.outside.namespace.entered():
         made.start_pod("own-1", "own", "node1", ["sleep", "600"])
         made.service("web")
         made.until(lambda: "web" in plugin(made, "dump-rules", "--all-nodes").stdout, "rules for web")
@@ -150,7 +150,7 @@ def diff(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_node_whose_proxy_stopped_is_named_with_its_services(lab: Lab) -> None:
     lab.agents["node2"].stop()
     lab.deploy("web", 2)
-    lab.until(lambda: "2 endpoints" in diff(lab, "--sync-period", "1").stdout, "a stale node")
+    lab.until(lambda: "should reach 2" in diff(lab, "--sync-period", "1").stdout, "a stale node")
     done = diff(lab, "--sync-period", "2", "-o", "json")
     assert done.returncode == 1, done
     first, second = json.loads(done.stdout)["nodes"]

@@ -17,7 +17,7 @@ from pykubeproxy.lab import daemon, machine
 from pykubeproxy.lab.api import PODS, SLICES, in_namespace
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.machine import LabExists, RunDirectory
-from pykubeproxy.lab.network import CLIENT, lab_namespaces
+from pykubeproxy.lab.network import OUTSIDE, lab_namespaces
 from tests.fakes.follower import eventually
 from tests.fakes.process import MAIN, pykubeproxy
 
@@ -87,7 +87,7 @@ def test_up_status_down(name: str) -> None:
     assert (document["apiVersion"], document["lab"]) == ("pykubeproxy/v1", name)
     web = hosts["web-2"]
     assert (web["kind"], web["node"], web["state"]) == ("pod", "node2", "ready")
-    assert hosts["node1"]["agent"] and hosts["client"]["addresses"][0] == "203.0.113.10"
+    assert hosts["node1"]["agent"] and hosts["outside"]["addresses"][0] == "203.0.113.10"
     assert document["services"][0]["ports"][0]["nodePort"]
     down = json.loads(lab_command("down", "--name", name, "-o", "json"))
     assert down == {"apiVersion": "pykubeproxy/v1", "lab": name, "removed": True}
@@ -109,7 +109,7 @@ def test_driver_death_removes_the_lab(
         with Lab(name, agents=False) as lab:
             (pod,) = lab.deploy("web", 1)
             for _ in range(20):
-                assert lab.client.prober.tcp(pod.target()).pods == {"web-1": 1}
+                assert lab.outside.prober.tcp(pod.target()).pods == {"web-1": 1}
     eventually(lambda: is_removed(name, inside), 15)
 
 
@@ -138,8 +138,8 @@ def test_labs_run_side_by_side(name: str) -> None:
         (one,) = first.deploy("one", 1)
         (two,) = second.deploy("two", 1)
         assert one.target() == two.target()
-        assert first.client.prober.tcp(one.target(), 5).pods == {"one-1": 5}
-        assert second.client.prober.tcp(two.target(), 5).pods == {"two-1": 5}
+        assert first.outside.prober.tcp(one.target(), 5).pods == {"one-1": 5}
+        assert second.outside.prober.tcp(two.target(), 5).pods == {"two-1": 5}
         assert links() == before
     assert links() == before
 
@@ -195,7 +195,7 @@ def test_hosts_reach_every_pod(lab: Lab, family: int) -> None:
     lab.reset()
     pods = lab.deploy("web", 3)
     sources = [(node.prober, node.addresses[family == 6]) for node in lab.nodes.values()]
-    sources.append((lab.client.prober, CLIENT[family == 6]))
+    sources.append((lab.outside.prober, OUTSIDE[family == 6]))
     sources += [(pod.prober, pod.addresses[family == 6]) for pod in pods]
     for (prober, address), pod in itertools.product(sources, pods):
         if prober._namespace is pod.namespace:
@@ -272,12 +272,12 @@ def test_pod_serves_while_it_lingers(lab: Lab) -> None:
     """A pod with a linger time serves after SIGTERM, then ends."""
     lab.reset()
     (pod,) = lab.deploy("web", 1, linger=0.5)
-    stream = lab.client.prober.stream(pod.target(), pause=0.01)
+    stream = lab.outside.prober.stream(pod.target(), pause=0.01)
     pod.terminate()
-    assert lab.client.prober.tcp(pod.target(), 20).pods == {"web-1": 20}
+    assert lab.outside.prober.tcp(pod.target(), 20).pods == {"web-1": 20}
     pod.wait_ended()
     assert stream.stop().pods["web-1"] > 20
-    assert lab.client.prober.tcp(pod.target()).errors == {"refused": 1}
+    assert lab.outside.prober.tcp(pod.target()).errors == {"refused": 1}
 
 
 def test_cluster_ip_fails_without_rules(lab: Lab) -> None:

@@ -36,9 +36,9 @@ def run_on_node(lab: Lab, node: str, command: str) -> CommandAnswer:
 
 
 def run_plugin(lab: Lab, command: str) -> CommandAnswer:
-    """Run `kubectl pykubeproxy COMMAND` on the client; raises TimeoutExpired after 30 seconds."""
-    environment = {**node_environment(lab.logs, "client"), "KUBECONFIG": str(lab.directory.kubeconfig)}
-    return _run([*_PLUGIN, *command.split()], lab.client.namespace, environment)
+    """Run `kubectl pykubeproxy COMMAND` on the outside client; raises TimeoutExpired after 30 seconds."""
+    environment = {**node_environment(lab.logs, "outside"), "KUBECONFIG": str(lab.directory.kubeconfig)}
+    return _run([*_PLUGIN, *command.split()], lab.outside.namespace, environment)
 
 
 def _run(command: Sequence[str], where: Namespace, environment: Mapping[str, str]) -> CommandAnswer:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pykubeproxy.lab.agents import node_environment
 from pykubeproxy.lab.api import SERVICES, in_namespace
 from pykubeproxy.lab.cluster import Lab
-from pykubeproxy.lab.network import CLIENT
+from pykubeproxy.lab.network import OUTSIDE
 from pykubeproxy.lab.prober import Prober, ProbeTarget
 from pykubeproxy.lab.scenarios.scenario import Run, expect, expect_errors, run_on_node, scenario
 
@@ -36,7 +36,7 @@ def refused(run: Run) -> None:
     address = caller.addresses[0]
 
     _expect_error(run, "unready pod", caller.prober, unready, "refused")
-    run.inspect("node1", f"trace {address} {unready}", "default/unready:tcp has no endpoints")
+    run.inspect("node1", f"trace {address} {unready}", "default/unready has no endpoints")
     run.inspect("node1", "explain default/unready", f"- {pod.target()} not ready")
 
     _expect_error(run, "wrong port", caller.prober, wrong, "refused")
@@ -57,12 +57,12 @@ def time_out(run: Run) -> None:
     caller, pod = *lab.deploy("caller", 1, nodes=["node1"]), *lab.deploy("web", 1, nodes=["node2"])
     service = lab.service("web", type="LoadBalancer", externalTrafficPolicy="Local")
     node1, node2 = lab.nodes["node1"], lab.nodes["node2"]
-    client, outside = lab.client.prober, CLIENT[0]
+    client, outside = lab.outside.prober, OUTSIDE[0]
     lab.until(lambda: not client.tcp(node2.node_port(service)).failed, "the node port of node2 answers")
 
     target = node1.node_port(service)
     _expect_error(run, "policy Local", client, target, "timeout")
-    run.inspect("node1", f"trace {outside} {target}", "default/web:tcp has no local endpoints")
+    run.inspect("node1", f"trace {outside} {target}", "default/web has no local endpoints")
 
     target = _set_source_ranges(lab, node2.addresses[0])
     _expect_error(run, "source ranges", client, target, "timeout")
@@ -76,7 +76,7 @@ def time_out(run: Run) -> None:
 
 
 def _set_source_ranges(lab: Lab, address: str) -> ProbeTarget:
-    """Give the Service `web` a load balancer IP that is closed to the client; return its address and port."""
+    """Give the Service `web` a load balancer IP that is closed to the outside client; return its address and port."""
     status = {"loadBalancer": {"ingress": [{"ip": address}]}}
     lab.change_service("web", loadBalancerSourceRanges=["10.0.0.0/8"])
     lab.api.call("PATCH", f"{in_namespace(SERVICES, 'default')}/web/status", {"status": status})
@@ -122,7 +122,7 @@ def uneven(run: Run) -> None:
     lab = run.lab
     pods = lab.deploy("web", 3)
     service = lab.service("web", type="NodePort", externalTrafficPolicy="Local")
-    client = lab.client.prober
+    client = lab.outside.prober
     node1, node2 = (node.node_port(service) for node in lab.nodes.values())
     alone = pods[1]
     run.settle(client, node1, [pods[0], pods[2]])

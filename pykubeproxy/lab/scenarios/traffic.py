@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pykubeproxy.lab.agents import AgentProcess
 from pykubeproxy.lab.cluster import Lab
-from pykubeproxy.lab.network import CLIENT, CLIENT_CROWD, CLIENT_GATEWAY
+from pykubeproxy.lab.network import OUTSIDE, OUTSIDE_CROWD, OUTSIDE_GATEWAY
 from pykubeproxy.lab.pods import LabPod, workload
 from pykubeproxy.lab.prober import Prober, ProbeResult, ProbeTarget
 from pykubeproxy.lab.scenarios.scenario import (
@@ -32,7 +32,7 @@ MIN_SYNC = 5.0
 CHANGES = 20
 LINGER = 0.5
 BALANCER_DELAY = 1.5
-BALANCER = ProbeTarget(CLIENT_GATEWAY[0], 8080)
+BALANCER = ProbeTarget(OUTSIDE_GATEWAY[0], 8080)
 GATE = "load-balancer"
 
 
@@ -76,27 +76,27 @@ def affinity(run: Run) -> None:
         sessionAffinityConfig={"clientIP": {"timeoutSeconds": AFFINITY_SECONDS}},
     )
     target = lab.nodes["node1"].node_port(service)
-    prober = lab.client.prober
+    prober = lab.outside.prober
     lab.until(lambda: not prober.tcp(target).failed, "the node port answers")
     _expire(lab)
 
-    first = {address: _only_pod(lab, target, address, 5) for address in CLIENT_CROWD}
+    first = {address: _only_pod(lab, target, address, 5) for address in OUTSIDE_CROWD}
     used = sorted(set(first.values()))
     expect(len(used) > 1, "20 clients spread over the pods", ", ".join(used))
     run.log("sticky", f"20 clients, 5 connections each: each client stays on one pod, {len(used)} pods used")
 
     end = time.monotonic() + 1.5 * AFFINITY_SECONDS
     while time.monotonic() < end:
-        for address in CLIENT_CROWD[:4]:
+        for address in OUTSIDE_CROWD[:4]:
             pod = _only_pod(lab, target, address, 1)
             expect(pod == first[address], f"{address} to stay on {first[address]}", pod)
         time.sleep(AFFINITY_SECONDS / 8)
     run.log("renewed", f"4 clients with regular connections stay for {1.5 * AFFINITY_SECONDS:.0f} s")
 
     _expire(lab)
-    again = {address: _only_pod(lab, target, address, 2) for address in CLIENT_CROWD}
-    moved = sum(again[address] != first[address] for address in CLIENT_CROWD)
-    low, high = bounds(len(CLIENT_CROWD), 1 - 1 / len(pods))
+    again = {address: _only_pod(lab, target, address, 2) for address in OUTSIDE_CROWD}
+    moved = sum(again[address] != first[address] for address in OUTSIDE_CROWD)
+    low, high = bounds(len(OUTSIDE_CROWD), 1 - 1 / len(pods))
     expect(low <= moved <= high, f"{low} to {high} of 20 clients on another pod", moved)
     run.log("expired", f"after {AFFINITY_SECONDS} idle seconds {moved} of 20 clients are on another pod")
     run.log("", f"random choice moves 2 of 3: {low} to {high} clients")
@@ -108,7 +108,7 @@ def _expire(lab: Lab) -> None:
 
 
 def _only_pod(lab: Lab, target: ProbeTarget, client: str, connections: int) -> str:
-    result = lab.client.prober.tcp(target, connections, source=client)
+    result = lab.outside.prober.tcp(target, connections, source=client)
     expect(not result.failed and len(result.pods) == 1, f"{client} to reach one pod", result)
     return next(iter(result.pods))
 
@@ -148,7 +148,7 @@ def edge_cases(run: Run) -> None:
         for prober, target in (
             (caller.prober, empty.vip(family)),
             (node2.prober, empty.vip(family)),
-            (lab.client.prober, node2.node_port(empty, family)),
+            (lab.outside.prober, node2.node_port(empty, family)),
         ):
             slowest = max(slowest, _refusal(lab, prober, target))
     run.log("no endpoints", "refused from a pod, a node and outside, over both families")
@@ -181,25 +181,25 @@ def client_address(run: Run) -> None:
             run.log(f"Cluster, IPv{family}", f"through {name} the pods see {clients}")
     run.inspect(
         "node1",
-        f"trace {CLIENT[0]} {lab.nodes['node1'].node_port(cluster)}",
+        f"trace {OUTSIDE[0]} {lab.nodes['node1'].node_port(cluster)}",
         "masqueraded: sees an address of",
     )
     for family in (4, 6):
         node1, node2 = lab.nodes["node1"], lab.nodes["node2"]
-        clients = _clients(lab, node1.node_port(local, family), CLIENT[family == 6])
+        clients = _clients(lab, node1.node_port(local, family), OUTSIDE[family == 6])
         run.log(f"Local, IPv{family}", f"through node1 the pods see {clients}")
-        result = lab.client.prober.tcp(node2.node_port(local, family), 3, timeout=0.3)
+        result = lab.outside.prober.tcp(node2.node_port(local, family), 3, timeout=0.3)
         expect_errors(result, "timeout")
         run.log("", f"through node2, which has no pod: {result}")
     run.inspect(
-        "node1", f"trace {CLIENT[0]} {lab.nodes['node1'].node_port(local)}", f"sees client {CLIENT[0]}"
+        "node1", f"trace {OUTSIDE[0]} {lab.nodes['node1'].node_port(local)}", f"sees client {OUTSIDE[0]}"
     )
 
 
 def _clients(lab: Lab, target: ProbeTarget, expected: str) -> str:
     """Expect one client address at the pods, and return it."""
-    lab.until(lambda: not lab.client.prober.tcp(target).failed, f"{target} answers")
-    result = lab.client.prober.tcp(target, CONNECTIONS)
+    lab.until(lambda: not lab.outside.prober.tcp(target).failed, f"{target} answers")
+    result = lab.outside.prober.tcp(target, CONNECTIONS)
     clients = ", ".join(sorted(result.clients))
     expect(not result.failed and clients == expected, f"client address {expected}", f"{clients}, {result}")
     return clients
@@ -253,7 +253,7 @@ def rolling_update(run: Run) -> None:
     sources = {
         "from a pod": (caller.prober, vip),
         "from node2": (lab.nodes["node2"].prober, vip),
-        "from outside": (lab.client.prober, lab.nodes["node1"].node_port(service)),
+        "from outside": (lab.outside.prober, lab.nodes["node1"].node_port(service)),
     }
     for prober, target in sources.values():
         run.settle(prober, target, old)
@@ -305,7 +305,7 @@ def agent_stopped(run: Run) -> None:
         result = caller.prober.tcp(vip, 40, timeout=0.05)
         expect(result.errors["timeout"] > 0, "time-outs without the network of the removed pod", result)
         run.log("network gone", f"40 connections on node1: {result}")
-        run.inspect_cluster("diff --all-nodes --sync-period 1", "node1: 1 wrong Service default/web:tcp", 1)
+        run.inspect_cluster("diff --all-nodes --sync-period 1", "node1: 1 wrong Service default/web", 1)
     finally:
         agent.start()
     seconds = run.settle(caller.prober, vip, current)
@@ -373,7 +373,7 @@ def ingress(run: Run) -> None:
     controller.wait_answering()
     service = lab.service("ingress", type="NodePort", externalTrafficPolicy="Local")
     target = lab.nodes["node1"].node_port(service)
-    lab.until(lambda: not lab.client.prober.tcp(target, 3).failed, f"{target} answers")
+    lab.until(lambda: not lab.outside.prober.tcp(target, 3).failed, f"{target} answers")
     _expect_round_robin(run, "3 pods", target, pods)
 
     offsets = {name: len(agent.log()) for name, agent in lab.agents.items()}
@@ -407,12 +407,12 @@ def _log_line(run: Run, source: str, text: str, address: str) -> None:
 
 
 def _expect_round_robin(run: Run, label: str, target: ProbeTarget, pods: list[LabPod]) -> None:
-    result = run.lab.client.prober.tcp(target, 100)
+    result = run.lab.outside.prober.tcp(target, 100)
     run.log(label, f"100 connections: {result}")
     expect_pods(result, pods)
     expect(sorted(result.pods.values()) == [33, 33, 34], "34, 33 and 33 connections", result)
-    expect(set(result.real_ips) == {CLIENT[0]}, f"X-Real-IP {CLIENT[0]}", dict(result.real_ips))
-    run.log("", f"X-Real-IP of all: {CLIENT[0]}, the client's own")
+    expect(set(result.real_ips) == {OUTSIDE[0]}, f"X-Real-IP {OUTSIDE[0]}", dict(result.real_ips))
+    run.log("", f"X-Real-IP of all: {OUTSIDE[0]}, the client's own")
 
 
 def addresses(pods: Iterable[LabPod]) -> set[str]:
@@ -477,7 +477,7 @@ def _balancer(lab: Lab) -> Iterator[Path]:
 
 def _rollout(lab: Lab, old: list[LabPod], balancer: Path, *, wait: bool) -> tuple[ProbeResult, list[LabPod]]:
     """Replace all pods while connections go through the load balancer, and wait for it at each step or not."""
-    stream = lab.client.prober.stream(BALANCER)
+    stream = lab.outside.prober.stream(BALANCER)
     new = lab.deploy("web", len(old), gates=[GATE] if wait else [], linger=LINGER)
     if wait:
         lab.until(lambda: addresses(new) <= rotation(balancer), "the load balancer uses the new pods")
