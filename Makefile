@@ -60,7 +60,6 @@ test: ## lint, then run all tests; they use network namespaces of their own
 
 .PHONY: bench
 bench: venv ## measure starts, changes, memory and first packets (25 minutes)
-	$(BIN)/python -m pip install --quiet --group bench
 	$(SUDO) $(BIN)/python -m tests.bench
 
 .PHONY: bench-fleet
@@ -92,6 +91,10 @@ image: venv ## build the image with podman and test it; bill of materials in dis
 docs: venv ## build the documentation in build/docs and its reference pages from the code
 	$(BIN)/python -m tests.docs.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+.PHONY: serve
+serve: docs ## build the documentation and serve it at http://127.0.0.1:8000, with its search
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs
 
 .PHONY: dist
 dist: venv ## build sdist, wheel and its bill of materials in dist/; test each in a clean environment

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from pykubeproxy.lab.machine import LabError
-from tests.bench import alone, figures, page, plan
+from tests.bench import alone, figures, plan
 from tests.bench.connects import Unreachable
 from tests.bench.figures import Figure, Report, as_json, as_table, new_report
 from tests.bench.plan import EVERY_START, FULL_SCALE, ONLY_OURS, PARTS, QUICK, QUICK_SCALE, Effort, Step
@@ -69,7 +69,7 @@ def _sizes(_context: click.Context, _option: click.Parameter, text: str) -> tupl
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("build/bench"),
     show_default=True,
-    help="Folder for bench.json, bench.txt and the curves.",
+    help="Folder for bench.json and bench.txt.",
 )
 def main(
     quick: bool,
@@ -196,8 +196,7 @@ def _publish(report: Report, out: Path) -> None:
     (out / "bench.txt").write_text(table)
     (out / "bench.json").write_bytes(as_json(report))
     click.echo(table)
-    drawn = page.draw(report.figures, out)
-    click.echo(" ".join(map(str, (out / "bench.json", *drawn))))
+    click.echo(out / "bench.json")
 
 
 if __name__ == "__main__":

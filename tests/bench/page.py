@@ -1,93 +1,37 @@
-"""Write the figures into docs/performance.md and draw the charts: `python -m tests.bench.page BENCH.json [MORE.json]`."""
+"""Write figures into the tables of docs/performance.md: `python -m tests.bench.page BENCH.json [MORE.json]`.
 
-import importlib.util
+`make docs` draws the charts from these tables.
+"""
+
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tests.bench import figures as f
+from tests.bench.charts import Lines, chart
 from tests.bench.figures import Figure, Report, as_table, judge, show
 from tests.bench.plan import FULL_SCALE
 from tests.bench.workload import Size
 
-#: The points of each line, by its label.
-Lines = dict[str, dict[int, float]]
-
-
-def draw(figures: Sequence[Figure], folder: Path) -> list[Path]:
-    """Draw the curves that have at least two points. Without matplotlib, print how to install it."""
-    if not importlib.util.find_spec("matplotlib"):
-        print("no curves: matplotlib is not installed; run pip install --group bench", file=sys.stderr)
-        return []
-    starts = [item for item in figures if item.size.endpoints == _BIG.endpoints and not item.variant]
-    curves = {
-        folder / "start.png": ("seconds from the start to all rules", _lines(starts, f.START)),
-        folder / "memory.png": ("MB after a start", _lines(starts, f.MEMORY)),
-        folder / "first-packet.png": (
-            "microseconds of a TCP connection, median",
-            _lines(figures, f.FIRST, f.POD),
-        ),
-    }
-    drawn = [path for path, (_, lines) in curves.items() if any(len(item) > 1 for item in lines.values())]
-    for path in drawn:
-        _draw(*curves[path], path)
-    return drawn
-
-
-def _lines(figures: Sequence[Figure], *names: str) -> Lines:
-    lines: Lines = {}
-    for figure in figures:
-        if figure.name in names:
-            lines.setdefault(_label(figure), {})[figure.size.services] = figure.value
-    return lines
-
-
-def _label(figure: Figure) -> str:
-    # Without rules the programs do not differ, so draw one line.
-    if figure.name == f.POD:
-        return "to a pod, without rules"
-    program = "iptables alone" if figure.program == f.ALONE else figure.program
-    return ", ".join(filter(None, (program, figure.backend, figure.variant)))
-
-
-def _draw(axis: str, lines: Lines, path: Path) -> None:
-    import matplotlib  # optional dependency of the curves
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    canvas, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    for label, points in sorted(lines.items()):
-        dotted = label.startswith(("to a pod", "iptables"))
-        axes.plot(
-            *zip(*sorted(points.items()), strict=True), marker="o", label=label, ls=":" if dotted else "-"
-        )
-    axes.set(xlabel="Services", ylabel=axis, ylim=(0, None))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    canvas.savefig(path, dpi=120)
-    pyplot.close(canvas)
-
-
 PAGE = Path(__file__).parents[2] / "docs/performance.md"
-CURVES = Path("build/bench")
 _PART = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end of figures -->)", re.DOTALL)
 _BACKENDS = ("nft", "legacy")
 _COLUMNS = (f.OURS, f.PEER, f.ALONE)
 _SIZES = (*(Size(number, 10) for number in (1000, 2000, 5000, 10_000)), Size(20_000, 5))
 _BIG, _HUGE, _NONE = Size(5000, 10), Size(10_000, 10), Size(0, 1)
 _PACKETS = Size(5000, f.FIRST_ENDPOINTS)
+_PROGRAMS = ("pykubeproxy", "kube-proxy", "iptables alone")
+_NUMBER = re.compile(r"[\d.]+")
 # The rows of the summary: the words, the name of the figure, the size and the variant.
 _SUMMARY: tuple[tuple[str, str, Size, str], ...] = (
     *((f"Start with {size}", f.START, size, "") for size in _SIZES),
     ("One endpoint changed at 5000x10", f.CHANGE, _BIG, ""),
     ("Memory with no services", f.MEMORY, _NONE, ""),
-    ("Memory at 5000x10", f.MEMORY, _BIG, ""),
-    ("Memory at 10000x10", f.MEMORY, _HUGE, ""),
+    *((f"Memory at {size}", f.MEMORY, size, "") for size in _SIZES if size.endpoints == _BIG.endpoints),
     ("CPU of 1000 changes at 5000x10", f.CHURN, _BIG, ""),
     ("First packet, 5000 services", f.FIRST, _PACKETS, "tree"),
 )
@@ -112,11 +56,44 @@ _COMMANDS: tuple[tuple[str, str, Size, str], ...] = (
 )
 
 
+class Chart(NamedTuple):
+    """The table of a chart, its rows with the number of Services, and the labels by heading; {} is the backend."""
+
+    title: str
+    unit: str
+    table: str
+    row: re.Pattern[str]
+    columns: Mapping[str, str]
+
+
+_BY_PROGRAM = {program: program for program in _PROGRAMS}
+_BY_DISPATCH = {
+    "{}, tree": "pykubeproxy, tree",
+    "{}, flat": "pykubeproxy, flat",
+    "without rules": "to a pod, without rules",
+}
+CHARTS = {
+    "start": Chart(
+        "Start, until all services are reachable",
+        "s",
+        "summary_{}",
+        re.compile(r"Start with (\d+)x10"),
+        _BY_PROGRAM,
+    ),
+    "memory": Chart(
+        "Memory after a start", "MB", "summary_{}", re.compile(r"Memory at (\d+)x10"), _BY_PROGRAM
+    ),
+    "first-packet": Chart(
+        "Time to open a TCP connection, median", "µs", "first", re.compile(r"(\d+)"), _BY_DISPATCH
+    ),
+}
+
+
 def tables(figures: Sequence[Figure]) -> dict[str, list[str]]:
     """Return the lines of the page's tables by name."""
     return {
-        "summary": list(_summary(figures)),
-        "starts": list(_starts(figures)),
+        **{f"summary_{backend}": list(_summary(figures, backend)) for backend in _BACKENDS},
+        **{f"starts_{backend}": list(_starts(figures, backend)) for backend in _BACKENDS},
         "changes": list(_changes(figures)),
         "commands": list(_commands(figures)),
         "first": list(_first(figures)),
@@ -158,30 +135,50 @@ def read(reports: Iterable[bytes]) -> Report:
     return together
 
 
-def _summary(figures: Sequence[Figure]) -> Iterator[str]:
-    """Yield each figure beside kube-proxy's and that of iptables alone, for both backends."""
-    programs = ("pykubeproxy", "kube-proxy", "iptables alone")
-    yield _row("", *(f"{backend}: {program}" for backend in _BACKENDS for program in programs))
-    yield _row("---", *["---"] * 6)
+def draw(name: str) -> str:
+    """Return a chart of the page as SVG, with the figures in its tables; nft on the left, legacy on the right."""
+    title, unit, table, row, columns = CHARTS[name]
+    tables = {
+        match[2]: [_cells(line) for line in match[3].splitlines() if "|" in line]
+        for match in _PART.finditer(PAGE.read_text())
+    }
+    panels = {
+        backend: _lines(
+            tables[table.format(backend)],
+            row,
+            {heading.format(backend): label for heading, label in columns.items()},
+        )
+        for backend in _BACKENDS
+    }
+    return chart(title, unit, panels)
+
+
+def _lines(rows: Sequence[Sequence[str]], services: re.Pattern[str], columns: Mapping[str, str]) -> Lines:
+    """Return the points in the columns with these headings, by label; `services` finds their number in a first cell."""
+    lines: dict[str, dict[int, float]] = {}
+    for heading, label in columns.items():
+        for row in rows:
+            number, value = services.fullmatch(row[0]), _NUMBER.match(row[rows[0].index(heading)])
+            if number and value:
+                lines.setdefault(label, {})[int(number[1])] = float(value[0])
+    return lines
+
+
+def _summary(figures: Sequence[Figure], backend: str) -> Iterator[str]:
+    """Yield each figure beside kube-proxy's and that of iptables alone."""
+    yield _row(backend, *_PROGRAMS)
+    yield _row("---", *["---"] * 3)
     for label, name, size, variant in _SUMMARY:
-        cells = [
-            _cell(figures, backend, program, name, size, variant)
-            for backend in _BACKENDS
-            for program in _COLUMNS
-        ]
-        yield _row(label, *cells)
+        yield _row(label, *(_cell(figures, backend, program, name, size, variant) for program in _COLUMNS))
 
 
-def _starts(figures: Sequence[Figure]) -> Iterator[str]:
-    names = (f.START, f.START_CPU, f.MEMORY, f.PEAK)
-    headings = ("start", "CPU", "memory", "peak")
-    yield _row("services", *(f"{backend}: {item}" for backend in _BACKENDS for item in headings))
-    yield _row("---", *["---"] * 8)
+def _starts(figures: Sequence[Figure], backend: str) -> Iterator[str]:
+    yield _row(backend, "start", "CPU", "memory", "peak")
+    yield _row("---", *["---"] * 4)
     for size in (_NONE, *_SIZES):
         label = str(size) if size.services else "none"
-        yield _row(
-            label, *(_cell(figures, item, f.OURS, name, size, "") for item in _BACKENDS for name in names)
-        )
+        names = (f.START, f.START_CPU, f.MEMORY, f.PEAK)
+        yield _row(label, *(_cell(figures, backend, f.OURS, name, size, "") for name in names))
 
 
 def _changes(figures: Sequence[Figure]) -> Iterator[str]:
@@ -222,7 +219,7 @@ def _first(figures: Sequence[Figure]) -> Iterator[str]:
     for size in (Size(number, f.FIRST_ENDPOINTS) for number in FULL_SCALE.services):
         cells = [_cell(figures, backend, f.OURS, f.FIRST, size, mode) for backend, mode in modes]
         pods = [_cell(figures, "nft", f.OURS, name, size, "tree") for name in (f.PAST, f.POD)]
-        yield _row(str(size.services), *cells, *pods)
+        yield _row(str(size.services), *(cell.removesuffix(" µs") for cell in (*cells, *pods)))
 
 
 def _cell(figures: Sequence[Figure], backend: str, program: str, name: str, size: Size, variant: str) -> str:
@@ -250,8 +247,6 @@ def main() -> None:
     report = read(Path(path).read_bytes() for path in sys.argv[1:])
     PAGE.write_text(filled(PAGE.read_text(), report.figures))
     print("\n".join(as_table(report)))
-    CURVES.mkdir(parents=True, exist_ok=True)
-    draw(report.figures, CURVES)
 
 
 if __name__ == "__main__":

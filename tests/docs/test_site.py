@@ -1,8 +1,10 @@
 """The documentation as a site: it builds without a warning, is whole, and asks for nothing from elsewhere."""
 
+import html
 import html.parser
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,24 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.docs.pages import DOCS, ROOT
+from tests.fakes.browser import browse, needs_browser
 
 # What a browser fetches by itself; links that readers follow are no matter.
 FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src", "video": "src"}
+
+# Names what is wider than its place, on pages in frames as wide as a window.
+_MEASURE = """
+onload = () => {
+  const cut = [];
+  for (const frame of document.querySelectorAll("iframe")) {
+    const page = frame.contentDocument;
+    for (const part of page.querySelectorAll("html, .md-content :is(pre, pre > code, .md-typeset__scrollwrap, img)"))
+      if (part.scrollWidth > part.clientWidth || part.getBoundingClientRect().right > frame.clientWidth)
+        cut.push(`${frame.src} ${frame.clientWidth} ${part.tagName} ${part.textContent.trim().slice(0, 40)}`);
+  }
+  document.title = JSON.stringify(cut);
+};
+"""
 
 
 class Fetches(html.parser.HTMLParser):
@@ -83,3 +100,17 @@ def test_it_can_be_searched(site: Path) -> None:
         for entry in json.loads((site / "search" / "search_index.json").read_text())["docs"]
     }
     assert {str(page.relative_to(DOCS).with_suffix(".html")) for page in DOCS.rglob("*.md")} <= found
+
+
+@needs_browser
+def test_nothing_is_cut(site: Path, tmp_path: Path) -> None:
+    """Tables, code and pictures fit into the window, on a phone too."""
+    frames = "".join(
+        f'<iframe src="{page.as_uri()}" style="border: 0; width: {width}px"></iframe>'
+        for page in site.rglob("*.html")
+        for width in (1280, 400)
+    )
+    (tmp_path / "all.html").write_text(f"{frames}<script>{_MEASURE}</script>")
+    found = browse(tmp_path, (tmp_path / "all.html").as_uri(), "--allow-file-access-from-files", "--dump-dom")
+    title = re.findall("<title>(.*)</title>", found)[0]
+    assert json.loads(html.unescape(title)) == []

@@ -2,9 +2,7 @@
 
 import html
 import re
-import shutil
 import struct
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,7 @@ from pykubeproxy.pages.statusz import (
 from pykubeproxy.rules.drift import TableDrift
 from pykubeproxy.services.ports import Frontend, FrontendKind
 from pykubeproxy.wording import duration
+from tests.fakes.browser import browse, needs_browser
 from tests.unit.agent.conftest import Serve
 
 NOW = 1_795_218_836.0
@@ -240,10 +239,7 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@needs_browser
 @pytest.mark.parametrize("width", [500, 1000])
 def test_in_a_browser(serve: Serve, tmp_path: Path, width: int) -> None:
     """Chromium renders the page; nothing is wider than the window, phone width included."""
@@ -253,19 +249,10 @@ def test_in_a_browser(serve: Serve, tmp_path: Path, width: int) -> None:
     )
     at = serve(http.router({"/": lambda _: http.Response(measured.encode(), http.HTML)}))
     picture = tmp_path / "page.png"
-    flags = (
-        *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-        *("--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}"),
-        *(f"--window-size={width},1600", "--hide-scrollbars"),
-    )
-
-    def browse(what: str) -> str:
-        command = (str(CHROMIUM), *flags, what, f"http://127.0.0.1:{at}/")
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-
-    inner, scrolled = re.findall(r"<title>(\d+) (\d+)</title>", browse("--dump-dom"))[0]
+    url, size = f"http://127.0.0.1:{at}/", f"--window-size={width},1600"
+    inner, scrolled = re.findall(r"<title>(\d+) (\d+)</title>", browse(tmp_path, url, size, "--dump-dom"))[0]
     assert int(scrolled) <= int(inner)
-    browse(f"--screenshot={picture}")
+    browse(tmp_path, url, size, f"--screenshot={picture}")
     drawn = picture.read_bytes()
     assert struct.unpack(">II", drawn[16:24])[0] == width
     # An empty page makes a picture of a few kilobytes.
