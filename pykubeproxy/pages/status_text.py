@@ -78,13 +78,15 @@ def _syncs(status: AgentStatus, most: int) -> Iterator[Block]:
         return
     rows = []
     for sync in reversed(status.syncs[-most:]):
-        written = "" if sync.failure else counted(sync.rules, "rule")
+        written = "" if sync.failure else str(sync.rules)
         cells = (_ago(status, sync.time), sync.family, kind_of(sync), duration(sync.seconds), written)
         rows.append(Row(cells, below=[Sentence(sync.failure, "bad")] if sync.failure else ()))
     seconds = [sync.seconds for sync in status.syncs]
     times = f"median {duration(median(seconds))}, longest {duration(max(seconds))}"
-    heading = Sentence(f"Last {counted(len(status.syncs), 'sync')}: {times}")
-    yield Section(heading, [Table(rows, right=frozenset([3, 4]))])
+    failed = sum(bool(sync.failure) for sync in status.syncs)
+    heading = f"Last {counted(len(status.syncs), 'sync')}: {times}{f', {failed} failed' * bool(failed)}"
+    header = ("ENDED", "FAMILY", "SYNC", "DURATION", "RULES WRITTEN")
+    yield Section(Sentence(heading), [Table(rows, header, frozenset([3, 4]))])
 
 
 def more(number: int) -> Iterator[Block]:

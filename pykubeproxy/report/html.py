@@ -6,15 +6,15 @@ from pykubeproxy.report.text import Block, Cell, Gap, Heading, Row, Section, Sen
 from pykubeproxy.wording import escape, untied
 
 # What the blocks look like; the page defines the colors `--text`, `--soft`, `--line`, `--good`, `--warning` and `--bad`.
-# On a phone, a row of a table becomes lines of text, in which numbers have the titles of their columns.
+# On a phone, a row of a table becomes lines of text, in which cells have the titles of their columns.
 STYLE = """
 h2 { font-size: 1.05rem; font-weight: 600; margin: 2.25rem 0 .5rem; }
 p { margin: .25rem 0; }
 .aside, small, th { color: var(--soft); }
 .good { color: var(--good); } .warning { color: var(--warning); } .bad { color: var(--bad); }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th { font-weight: 400; text-align: left; white-space: nowrap; }
-th, td { padding: .2rem .75rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th, td { padding: .2rem 2.5rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 .number { text-align: right; white-space: nowrap; }
 @media (max-width: 36rem) {
   .blocks, .blocks tbody { display: block; }
@@ -23,7 +23,7 @@ th, td { padding: .2rem .75rem .2rem 0; border-bottom: 1px solid var(--line); ve
   .blocks tr.header { display: none; }
   .blocks td { border: 0; padding: 0; min-width: 0; }
   .blocks td[colspan] { flex-basis: 100%; }
-  .blocks [data-of]::after { content: " " attr(data-of); }
+  .blocks [data-of]::before { content: attr(data-of) " "; color: var(--soft); }
 }
 """
 
@@ -68,7 +68,7 @@ def _table(table: Table) -> Iterator[str]:
 def _cell(table: Table, row: Row, number: int, cell: str | Cell) -> str:
     text, tone, hint, _ = cell if isinstance(cell, Cell) else Cell(cell, row.tone)
     title = table.header[number].lower() if number < len(table.header) else ""
-    unit = f' data-of="{_escaped(title)}"' if title and text.isdecimal() else ""
+    unit = f' data-of="{_escaped(title)}"' if title and number and text else ""
     shown = f'<time title="{_escaped(hint)}">{_escaped(text)}</time>' if hint else _escaped(text)
     return f"<td{_class(tone, number in table.right)}{unit}>{shown}"
 

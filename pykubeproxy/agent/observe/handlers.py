@@ -52,8 +52,8 @@ def metrics_pages(
     """Return /metrics and the pages about configuration, version and status; none of them contains a secret.
 
     `flags` are those of the command line. Pages about Services are for clients on this node only, see `is_local`: with
-    `status`, /statusz is HTML or JSON for those that accept it; with `objects`, /servicez is served, and with "slices=all"
-    it has the EndpointSlices of all Services. All others get what kube-proxy answers.
+    `status`, /statusz is HTML or JSON for those that accept it, and / leads browsers there; with `objects`, /servicez is
+    served, and with "slices=all" it has the EndpointSlices of all Services. All others get what kube-proxy answers.
     """
     started = time.time()
     slis = Slis(started)
@@ -82,10 +82,13 @@ def metrics_pages(
         if request.path == "/servicez" and objects:
             all_slices = "slices=all" in request.query.split("&")
             return _filtered(request, lambda filter_: _objects(objects(filter_, all_slices), config))
-        if request.path == "/statusz" and status:
+        if request.path in ("/", "/statusz") and status:
             content_type = preferred(request.headers.get("accept", ""), (http.TEXT, http.HTML, http.JSON))
-            if content_type != http.TEXT:
-                return _filtered(request, lambda filter_: _status(status(filter_), content_type))
+            if request.path == "/" and content_type == http.HTML:
+                return http.Response(status=302, headers=(("Location", "/statusz"), *_BROWSER_HEADERS))
+            if request.path == "/statusz" and content_type != http.TEXT:
+                refresh = "refresh=on" in request.query.split("&")
+                return _filtered(request, lambda filter_: _status(status(filter_), content_type, refresh))
         return plain(request)
 
     return page
@@ -120,8 +123,8 @@ def _filtered(request: http.Request, make: Callable[[PageFilter], http.Response]
     return make(filter_)
 
 
-def _status(status: AgentStatus, content_type: str) -> http.Response:
-    body = encode(status) if content_type == http.JSON else status_page(status).encode()
+def _status(status: AgentStatus, content_type: str, refresh: bool) -> http.Response:
+    body = encode(status) if content_type == http.JSON else status_page(status, refresh).encode()
     return http.Response(body, content_type, headers=_BROWSER_HEADERS)
 
 

@@ -1,36 +1,38 @@
 """The status as an HTML page: one document without scripts or external resources, readable on a phone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
-from math import sqrt
 
 from pykubeproxy.objects import address_and_port
 from pykubeproxy.pages import status_text
-from pykubeproxy.pages.statusz import AgentStatus, PortStatus, SyncRecord
+from pykubeproxy.pages.statusz import AgentStatus, PortStatus
 from pykubeproxy.report.html import STYLE, html
 from pykubeproxy.report.text import Row, Table
 from pykubeproxy.wording import duration, escape, percent
 
 # How many endpoints of a service port, syncs, and quarantined service ports are listed.
 _ENDPOINTS, _SYNCS, _QUARANTINED = 50, 10, 100
-# The chart, in its own units; the smallest bar is still visible.
-_BAR, _GAP, _HEIGHT, _LEAST = 8, 2, 60, 1.5
+# How often the page loads itself again, on demand, in seconds.
+_REFRESH = 5
+_RULES = (
+    "Rules are those of pykubeproxy in the tables of the kernel. A full sync compares all of them with the Services; a"
+    " partial one writes the rules of changed Services. Rules written are those that a sync added or replaced."
+)
 _STYLE = """
 :root { color-scheme: light dark; --text: #22262b; --soft: #626a73; --line: #dcdfe3; --ground: #fdfdfc;
-  --bar: #7d9cb8; --full: #3e6a91; --good: #2c7a4b; --warning: #8a6100; --bad: #b3372f; }
+  --good: #2c7a4b; --warning: #8a6100; --bad: #b3372f; }
 @media (prefers-color-scheme: dark) { :root { --text: #d9dde1; --soft: #98a1aa; --line: #353b41;
-  --ground: #17191c; --bar: #56748f; --full: #8fb6d9; --good: #6cc08b; --warning: #d8b35c; --bad: #ef8078; } }
+  --ground: #17191c; --good: #6cc08b; --warning: #d8b35c; --bad: #ef8078; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 52rem; color: var(--text);
   background: var(--ground); font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
 h1 { font-size: 1.35rem; font-weight: 600; margin: 0; }
 time { white-space: nowrap; }
-svg { display: block; width: 100%; height: 5rem; border-bottom: 1px solid var(--line); }
-.bar { fill: var(--bar); } .full { fill: var(--full); } .failed { fill: var(--bad); }
-form { display: flex; flex-wrap: wrap; gap: .5rem; margin: .5rem 0 1rem; }
+form { display: flex; flex-wrap: wrap; align-items: center; gap: .5rem; margin: .5rem 0 1rem; }
 input, button { font: inherit; color: inherit; background: transparent; border: 1px solid var(--line);
   border-radius: .3rem; padding: .35rem .6rem; min-width: 0; }
-input { flex: 1 1 12rem; }
+input[name] { flex: 1 1 12rem; }
+input[type=checkbox] { flex: none; vertical-align: -.1em; }
 details { border-bottom: 1px solid var(--line); padding: .4rem 0; }
 summary { cursor: pointer; }
 summary b { font-weight: 600; }
@@ -38,57 +40,34 @@ details table { margin: .5rem 0 .75rem; }
 """
 
 
-def status_page(status: AgentStatus) -> str:
-    """Return the whole document."""
+def status_page(status: AgentStatus, refresh: bool = False) -> str:
+    """Return the whole document. With `refresh`, the browser loads it again and again."""
     title = f"pykubeproxy on {escape(status.node)}"
     up = f"Up {duration(max(0.0, status.now - status.started))}, since {status_text.moment(status.started)}."
     about = f"Version {status.version}, iptables backend {status.backend}. {up}"
     parts = (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<meta http-equiv="refresh" content="{_REFRESH}">' if refresh else "",
         f"<style>{_STYLE}{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>",
         f'<p class="aside">{escape(about)}</p>',
         *html(status_text.blocks(status, _SYNCS, _QUARANTINED, len(status.repairs))),
-        *_chart(status.syncs),
-        *_services(status),
+        f"<p><small>{_RULES}</small></p>",
+        *_services(status, refresh),
         "</body>\n</html>\n",
     )
     return "\n".join(parts)
 
 
-def _chart(syncs: Sequence[SyncRecord]) -> Iterator[str]:
-    if not syncs:
-        return
-    worst = max(sync.seconds for sync in syncs)
-    width = len(syncs) * (_BAR + _GAP)
-    # With few syncs, bars keep their width.
-    box = max(width, 30 * (_BAR + _GAP))
-    yield (
-        f'<svg viewBox="0 0 {box} {_HEIGHT}" preserveAspectRatio="none" role="img"'
-        f' aria-label="Duration of the last {len(syncs)} syncs, up to {duration(worst)}">'
-    )
-    for position, sync in enumerate(syncs):
-        # The square root keeps partial syncs visible beside full ones, which take 100 times as long.
-        height = max(_LEAST, _HEIGHT * sqrt(sync.seconds / worst)) if worst else _LEAST
-        kind = "failed" if sync.failure else "full" if sync.full else "bar"
-        left = box - width + position * (_BAR + _GAP)
-        yield (
-            f'<rect class="{kind}" x="{left}" y="{_HEIGHT - height:.1f}" width="{_BAR}" height="{height:.1f}">'
-            f"<title>{status_text.moment(sync.time)}, {escape(sync.family)}, {status_text.kind_of(sync)}: {duration(sync.seconds)}"
-            "</title></rect>"
-        )
-    yield "</svg>"
-    yield "<p><small>One bar per sync, newest on the right; the height is the square root of the duration."
-    yield "Strong colour: full sync. Red: failed.</small></p>"
-
-
-def _services(status: AgentStatus) -> Iterator[str]:
+def _services(status: AgentStatus, refresh: bool) -> Iterator[str]:
     yield '<h2>Services</h2>\n<form method="get">'
     for name, value in (("namespace", status.filter.namespace), ("service", status.filter.service)):
         yield (
             f'<input name="{name}" value="{escape(value)}" placeholder="{name}" aria-label="{name}"'
             ' autocapitalize="none" autocomplete="off">'
         )
+    checked = " checked" if refresh else ""
+    yield f'<label><input type="checkbox" name="refresh"{checked}> reload every {_REFRESH} s</label>'
     yield "<button>Show</button></form>"
     if status.busy:
         yield "<p>A sync is running; reload the page to see services.</p>"

@@ -235,7 +235,7 @@ def page(proxy: Proxy, serve: Serve) -> Callable[[str, str], tuple[int, str, str
 def test_statusz_as_html_json_and_text(
     proxy: Proxy, page: Callable[[str, str], tuple[int, str, str]]
 ) -> None:
-    """An invalid filter is answered with status 400."""
+    """An invalid filter is answered with status 400. Only a browser finds something at /, as kube-proxy has nothing."""
     proxy.follow(service(), slice_of("10.244.1.1"))
     status, kind, body = page("/statusz?service=ns/web", "text/html")
     assert (status, kind) == (200, "text/html; charset=utf-8") and "ns/web:http" in body
@@ -246,6 +246,8 @@ def test_statusz_as_html_json_and_text(
         400,
         "400 bad request: limit must be a number up to 1000\n",
     )
+    assert 'http-equiv="refresh"' in page("/statusz?service=&refresh=on", "text/html")[2]
+    assert [page("/", accept)[0] for accept in ("text/html", "*/*", "application/json")] == [302, 404, 404]
 
 
 def test_status_stays_without_the_gate_of_statusz(proxy: Proxy, serve: Serve) -> None:

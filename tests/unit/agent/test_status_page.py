@@ -90,7 +90,7 @@ def test_the_page_shows_the_status() -> None:
         "Version 1.2.3, iptables backend nft. Up 1 d 2 h, since",
         "1 changed Service waits for the next sync.",
         "IPv4 up to date 2 9 0",
-        "Last 50 syncs: median 7 ms, longest 900 ms",
+        "Last 50 syncs: median 7 ms, longest 900 ms, 1 failed Ended Family Sync Duration Rules written",
         "IPv6 full, failed 400 ms iptables-restore rejected line 7",
         "Showing 3 of 5000; enter a name to see another one.",
         "default/web:http TCP IPv4 2 of 2 endpoints",
@@ -102,16 +102,12 @@ def test_the_page_shows_the_status() -> None:
         assert words in text, words
 
 
-def test_the_chart_has_a_bar_for_each_sync() -> None:
-    """The longest sync has the full height; failed syncs have their own colour."""
-    page = status_page(full())
-    bars = re.findall(r'<rect class="(\w+)" x="(\d+)" y="([\d.]+)" width="8" height="([\d.]+)">', page)
-    assert len(bars) == 50
-    assert [kind for kind, *_ in bars].count("full") == 3
-    assert bars[-1][0] == "failed"
-    assert float(bars[0][3]) == 60.0
-    assert all(float(y) + float(height) == pytest.approx(60) for _, _, y, height in bars)
-    assert len({x for _, x, *_ in bars}) == 50
+def test_the_page_loads_itself_again_on_demand() -> None:
+    """The box keeps its tick."""
+    loads = '<meta http-equiv="refresh" content="5">'
+    once, again = status_page(full()), status_page(full(), refresh=True)
+    assert (loads in once, "checked" in once) == (False, False)
+    assert (loads in again, "checked" in again) == (True, True)
 
 
 def test_values_are_escaped() -> None:
