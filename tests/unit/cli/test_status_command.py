@@ -85,8 +85,9 @@ def test_text(serve: Serve) -> None:
     assert lines[:2] == ["node1  1.2.3, backend nft, up 1 d 2 h", "Healthy: rules are up to date."]
     assert "IPv4  up to date  5000  50000  160678  3 s ago" in lines
     assert "IPv6  not synced yet  0  0  0  never" in lines
-    assert "Last 3 syncs: median 4 ms, longest 2.5 s" in lines
-    assert "3 s ago  IPv4  partial  4 ms  31 rules" in lines
+    assert "Last 3 syncs: median 4 ms, longest 2.5 s, 1 failed" in lines
+    assert "ENDED  FAMILY  SYNC  DURATION  RULES WRITTEN" in lines
+    assert "3 s ago  IPv4  partial  4 ms  31" in lines
     assert "iptables-restore rejected line 7, '-A KUBE-SVC-X -j NONE': no no no no no no" in lines
     assert "2 changed Services and 1 Service with changed endpoints wait" in " ".join(lines[2:4])
 
