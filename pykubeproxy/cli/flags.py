@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from pykubeproxy.cli.help import ACTION, OUTPUT, QUESTION, SOURCE, Topic, option, with_options
+from pykubeproxy.cli.help import ACTION, QUESTION, SOURCE, Topic, option, with_options
 from pykubeproxy.cli.terminal import echo_line
 from pykubeproxy.config import ACTIONS, SETTINGS, Config, ConfigError, Loaded, Setting, load
 from pykubeproxy.config.kinds import BOOL
@@ -88,7 +88,6 @@ def choice_option(
     return option(*names, type=type_, default=choices[0], show_default=True, group=group, **attributes)
 
 
-output_option = choice_option("-o", "--output", choices=("text", "json"), help="Output format.", group=OUTPUT)
 backend_option = functools.partial(
     choice_option, "--iptables-backend", "backend", choices=("auto", "nft", "legacy")
 )

@@ -6,8 +6,8 @@ import time
 import click
 from urllib3.exceptions import HTTPError
 
-from pykubeproxy.cli.emit import echo_json
-from pykubeproxy.cli.flags import backend_option, output_option
+from pykubeproxy.cli.emit import emit, report_option
+from pykubeproxy.cli.flags import backend_option
 from pykubeproxy.cli.help import ACTION, DIFFERENT, Group, option
 from pykubeproxy.cli.terminal import echo_styled
 from pykubeproxy.lab import daemon, report
@@ -16,7 +16,7 @@ from pykubeproxy.lab.cluster import API_PORT, Lab
 from pykubeproxy.lab.machine import LabError, RunDirectory
 from pykubeproxy.lab.network import FABRIC, namespace_prefix
 from pykubeproxy.lab.scenarios import SCENARIOS
-from pykubeproxy.wording import text_of
+from pykubeproxy.wording import counted, text_of
 
 lab_backend_option = backend_option(help="The iptables backend of the agents.", group=ACTION)
 
@@ -47,7 +47,7 @@ def lab() -> None:
 @lab_backend_option
 @option("--keep", is_flag=True, help="Keep the lab after the last scenario until Ctrl-C.", group=ACTION)
 @option("--name", default="demo", show_default=True, help="The lab's name.", group=ACTION)
-@output_option
+@report_option()
 def demo(names: tuple[str, ...], list_only: bool, backend: str, keep: bool, name: str, output: str) -> None:
     """Run all scenarios, or those named, and show what real connections observe.
 
@@ -55,12 +55,8 @@ def demo(names: tuple[str, ...], list_only: bool, backend: str, keep: bool, name
     sudo pykubeproxy lab demo
     sudo pykubeproxy lab demo scale rolling-update --iptables-backend legacy
     """
-    json = output == "json"
     if list_only:
-        if json:
-            echo_json(report.list_document(SCENARIOS))
-        for scenario in () if json else SCENARIOS:
-            click.echo(f"{scenario.name:17}{scenario.title}")
+        emit(report.scenarios_report(SCENARIOS), output)
         return
     if unknown := set(names) - {scenario.name for scenario in SCENARIOS}:
         raise click.UsageError(f"no scenario {', '.join(sorted(unknown))}; use --list to see their names")
@@ -68,7 +64,7 @@ def demo(names: tuple[str, ...], list_only: bool, backend: str, keep: bool, name
     check_signals = daemon.exit_on_signals()
     started = time.monotonic()
     results: list[report.ScenarioResult] = []
-    write: report.Write = (lambda _: None) if json else _write
+    write: report.Write = _write if output in ("text", "wide") else lambda _: None
     with Lab(name, backend=backend) as running:
         write(report.introduction(running))
         for number, scenario in enumerate(selected, 1):
@@ -76,14 +72,17 @@ def demo(names: tuple[str, ...], list_only: bool, backend: str, keep: bool, name
             position = f"{number}/{len(selected)}"
             results.append(report.run_scenario(running, scenario, position, write))
         seconds = time.monotonic() - started
-        write(f"\n{report.summary(results, seconds)}")
-        if json:
-            echo_json(report.demo_document(name, running.backend, results, seconds))
+        write("")
+        ok = all(result.ok for result in results)
+        found = report.DemoReport(
+            lab=name, backend=running.backend, ok=ok, seconds=round(seconds, 3), scenarios=tuple(results)
+        )
+        emit(found, output)
         if keep:
             _keep(name)
         else:
             write(_INSPECT)
-    if not all(result.ok for result in results):
+    if not ok:
         raise SystemExit(DIFFERENT)
 
 
@@ -123,12 +122,13 @@ def _keep(name: str) -> None:
     help="Pods of the app web.",
     group=ACTION,
 )
-@output_option
+@report_option()
 def up(name: str, backend: str, pods: int, output: str) -> None:
     """Start a lab in the background, with a Service "web", its pods and a pod "client".
 
     \b
     sudo pykubeproxy lab up
+    sudo pykubeproxy lab exec client -- curl -s http://CLUSTER-IP/
     sudo pykubeproxy lab exec outside -- curl -s http://10.0.0.11:NODEPORT/
     sudo pykubeproxy lab down
     """
@@ -138,36 +138,85 @@ def up(name: str, backend: str, pods: int, output: str) -> None:
 
 @lab.command()
 @option("--name", default="lab", show_default=True, help="The lab's name.", group=ACTION)
-@output_option
-def down(name: str, output: str) -> None:
+def down(name: str) -> None:
     """Remove a lab, even if its driver process died.
 
     \b
     sudo pykubeproxy lab down
     """
-    existed = daemon.down(name)
-    if output == "json":
-        echo_json(report.down_document(name, existed))
-    else:
-        click.echo(f"lab {name} removed" if existed else f"no lab {name}")
+    click.echo(f'Removed lab "{name}".' if daemon.down(name) else f'There is no lab "{name}".')
+
+
+@lab.command("list", short_help="List the labs that run on this machine.")
+@report_option()
+def list_labs(output: str) -> None:
+    """List the labs that run on this machine, those of `lab demo` too.
+
+    \b
+    sudo pykubeproxy lab list
+    """
+    emit(report.labs_report(daemon.running_labs()), output)
+
+
+_name_option = option("--name", help="The lab's name, if several labs are running.", group=ACTION)
+
+
+@lab.command(short_help="Stop the agent of a node, or a pod.")
+@_name_option
+@click.argument("host", metavar="NODE|POD")
+def stop(name: str | None, host: str) -> None:
+    """Stop the agent of NODE; its rules stay. Or delete POD, as `kubectl delete pod` does.
+
+    \b
+    sudo pykubeproxy lab stop node1
+    sudo pykubeproxy lab stop web-2
+    """
+    daemon.request(daemon.select_lab(name), "stop", host)
+    click.echo(f"Stopped {host}.")
+
+
+@lab.command(short_help="Start the agent of a node again.")
+@_name_option
+@click.argument("node")
+def start(name: str | None, node: str) -> None:
+    """Start the agent of NODE, after `lab stop` or if it has ended.
+
+    \b
+    sudo pykubeproxy lab start node1
+    """
+    daemon.request(daemon.select_lab(name), "start", node)
+    click.echo(f"Started {node}.")
+
+
+@lab.command(short_help="Change the number of pods of the Service web.")
+@_name_option
+@click.argument("number", type=click.IntRange(0, 50))
+def scale(name: str | None, number: int) -> None:
+    """Start or delete pods of the app web until there are NUMBER.
+
+    \b
+    sudo pykubeproxy lab scale 5
+    """
+    daemon.request(daemon.select_lab(name), "scale", str(number))
+    click.echo(f"web has {counted(number, 'pod')}.")
 
 
 @lab.command(
     "exec",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    short_help="Run a command on a node, in a pod or outside.",
+    short_help="Run a command on a node, a pod or outside.",
 )
-@option("--name", help="The lab's name, if several labs are running.", group=ACTION)
+@_name_option
 @click.argument("host", metavar="NODE|POD|outside|fabric")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def execute(name: str | None, host: str, command: tuple[str, ...]) -> None:
-    """Run a command on a node, in a pod, on the outside client or the fabric; without a command, a shell.
+    """Run a command on a node, in a pod, outside the cluster or on the fabric between nodes; by default, a shell.
 
     \b
     sudo pykubeproxy lab exec node1 -- pykubeproxy dump-rules default/web
     sudo pykubeproxy lab exec outside -- curl -s http://10.0.0.11:NODEPORT/
-    sudo pykubeproxy lab exec web-1 -- ip route
     sudo pykubeproxy lab exec outside -- kubectl get pods -A
+    sudo pykubeproxy lab exec client -- curl -s http://CLUSTER-IP/
     """
     words = list(command[1:] if command[:1] == ("--",) else command) or ["sh"]
     try:
@@ -179,8 +228,8 @@ def execute(name: str | None, host: str, command: tuple[str, ...]) -> None:
 
 
 @lab.command()
-@option("--name", help="The lab's name, if several labs are running.", group=ACTION)
-@output_option
+@_name_option
+@report_option()
 def status(name: str | None, output: str) -> None:
     """Show the hosts and Services of a running lab.
 
@@ -200,8 +249,4 @@ def _show(directory: RunDirectory, output: str) -> None:
             f" see {directory.logs / 'apiserver.log'},"
             f" or remove the lab with `pykubeproxy lab down --name {directory.lab}`"
         ) from None
-    document = report.status_document(directory.read_state(), services)
-    if output == "json":
-        echo_json(document)
-    else:
-        click.echo(report.status_text(document))
+    emit(report.lab_report(directory.read_state(), services), output)

@@ -10,8 +10,8 @@ from pathlib import Path
 from pykubeproxy.config import yaml
 from pykubeproxy.lab.api import Object
 from pykubeproxy.lab.apiserver import ApiError, Sandbox
+from pykubeproxy.lab.apiserver.patches import merged
 from pykubeproxy.lab.apiserver.resources import JsonObject
-from pykubeproxy.lab.apiserver.store import merged
 from pykubeproxy.lab.machine import SYSTEM_PATH, RunDirectory
 from pykubeproxy.lab.network import CLUSTER_CIDRS, Namespace, entered, lab_namespaces, namespace_prefix
 

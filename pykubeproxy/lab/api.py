@@ -122,9 +122,11 @@ def node(site: Site) -> Object:
         },
         "spec": {"podCIDR": site.pod_cidrs[0], "podCIDRs": list(site.pod_cidrs)},
         "status": {
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+            "nodeInfo": {"kubeletVersion": "v1.36.0-lab"},
             "addresses": [
                 *({"type": "InternalIP", "address": address} for address in site.addresses),
                 {"type": "Hostname", "address": site.name},
-            ]
+            ],
         },
     }

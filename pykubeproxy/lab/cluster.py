@@ -131,7 +131,7 @@ class Lab:
             self.agents[name] = AgentProcess(node, self.logs, self.api.url, self._settings)
             if self._start_agents:
                 self.agents[name].start()
-        self._publisher = Publisher(self.api, self._published)
+        self._publisher = Publisher(self.api, self._published, self._deleted)
         stack.callback(self._publisher.stop)
         self._publisher.publish()
         self._write_state()
@@ -143,6 +143,16 @@ class Lab:
             yield proxy_pod(SITES[name], self._started, agent.alive)
         for service in self.api.items(SERVICES):
             yield from map(PublishedObject, slices(service, pods))
+
+    def _deleted(self, pod: PublishedObject) -> None:
+        """End a pod that a client has deleted; if it is that of a proxy, start the agent again, as a DaemonSet does."""
+        if pod.name in self.pods:
+            self.stop_pod(self.pods[pod.name])
+        elif pod.body["spec"].get("hostNetwork") and (agent := self.agents.get(pod.node)):
+            if agent.alive:
+                agent.stop()
+            agent.start()
+            self.publish()
 
     def _start_api(self) -> Api:
         address, log = network.FABRIC[0], self.logs / "apiserver.log"
@@ -205,14 +215,16 @@ class Lab:
         addresses = site.pod_addresses(next(self._address_numbers[node]))
         namespace, interface = self.network.add_pod(name, node, addresses)
         log, status = self.logs / f"{name}.log", PodState(gates=gates)
-        pod = LabPod(name, app, site, addresses, namespace, interface, log, self._changed, status)
+        pod = LabPod(name, app, site, addresses, namespace, interface, log, self.publish, status)
         pod.start(command)
         self.pods[name] = pod
-        self._changed()
+        self.publish()
         return pod
 
     def stop_pod(self, pod: LabPod) -> None:
         """Delete a pod: mark it terminating, send SIGTERM, wait for the end of its process."""
+        if pod.status.terminating:
+            return  # somebody else deletes it
         pod.mark_terminating()
         pod.terminate()
         self.remove_pod(pod)
@@ -221,23 +233,24 @@ class Lab:
         """Wait for a pod's process to end; its network stays until `reset`, so that connections are refused."""
         pod.wait_ended()
         self._ended.append(self.pods.pop(pod.name))
-        self._changed()
+        self.publish()
 
-    def _changed(self) -> None:
+    def publish(self) -> None:
+        """Write pods and EndpointSlices that have changed, and the state for other commands."""
         if self._publisher.publish():
             self._write_state()
 
     def service(self, name: str, *, protocols: Sequence[str] = ("TCP",), **spec: object) -> LabService:
         """Create a dual-stack Service on port 80 for the app of this name; `spec` overrides fields of its spec."""
         created = self.api.call("POST", _SERVICES, api.service(name, 80, protocols, spec))["spec"]
-        self._changed()
+        self.publish()
         port = created["ports"][0]
         return LabService(name, tuple(created["clusterIPs"]), port["port"], int(port.get("nodePort", 0)))
 
     def change_service(self, name: str, **spec: object) -> None:
         """Change fields of a Service's spec with a merge patch."""
         self.api.call("PATCH", f"{_SERVICES}/{name}", {"spec": spec})
-        self._changed()
+        self.publish()
 
     def reset(self) -> None:
         """Delete all Services and pods; the agents keep running."""
@@ -250,7 +263,7 @@ class Lab:
             self.network.remove_pod(pod.namespace, pod.site.name, pod.interface)
         self._ended.clear()
         self._pod_numbers.clear()
-        self._changed()
+        self.publish()
         self.check()
 
     def check(self) -> None:

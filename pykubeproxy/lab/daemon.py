@@ -1,7 +1,9 @@
 """Labs that run in the background: start one, find it, run commands in it, end it."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,16 +11,18 @@ from types import FrameType
 
 from pykubeproxy.lab import machine
 from pykubeproxy.lab.agents import node_environment
+from pykubeproxy.lab.api import ApiFailure
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.machine import LabError, RunDirectory
 from pykubeproxy.lab.network import entered, lab_namespaces, namespace_prefix
 from pykubeproxy.lab.pods import workload
 
 STOP_SECONDS = 20.0
+_APP = "web"
 
 
 def up(name: str, backend: str, pods: int) -> None:
-    """Start a lab in the background, with a Service `web`, its pods and a pod `client`; return when it is ready.
+    """Start a lab in the background with a Service `web`, its pods and a pod `client`; return when it is ready.
 
     Raises LabError.
     """
@@ -38,13 +42,14 @@ def up(name: str, backend: str, pods: int) -> None:
 
 
 def run(name: str, backend: str, pods: int) -> None:
-    """Run the driver: build the lab, print "ready", wait for SIGTERM."""
+    """Run the driver: build the lab, print "ready", do what `request` asks until SIGTERM."""
     check_signals = exit_on_signals(signal.SIGINT)
-    with Lab(name, backend=backend) as lab:
-        lab.deploy("web", pods)
-        client = lab.start_pod("client", "client", "node1", workload("client"))
-        client.wait_answering()
-        vip = lab.service("web", type="NodePort").vip()
+    with Lab(name, backend=backend) as lab, socket.socket(socket.AF_UNIX) as requests:
+        requests.bind(str(lab.directory.requests))
+        requests.listen()
+        lab.deploy(_APP, pods)
+        lab.start_pod("client", "client", "node1", workload("client")).wait_answering()
+        vip = lab.service(_APP, type="NodePort").vip()
         if pods:
             probers = [node.prober for node in lab.nodes.values()]
             lab.until(
@@ -58,7 +63,64 @@ def run(name: str, backend: str, pods: int) -> None:
             os.dup2(log.fileno(), 2)
         while True:
             check_signals()
-            signal.pause()
+            connection, _ = requests.accept()
+            with connection, connection.makefile("rw") as stream:
+                answer = _done(lab, json.loads(stream.readline()))
+                stream.write(json.dumps(answer))
+
+
+def _done(lab: Lab, words: list[str]) -> str:
+    """Do what a command asks. Return why it failed, "" if it did not."""
+    try:
+        match words:
+            case ["stop", host] if host in lab.agents:
+                if lab.agents[host].alive:
+                    lab.agents[host].stop()
+            case ["stop", host] if host in lab.pods:
+                lab.stop_pod(lab.pods[host])
+            case ["start", host] if host in lab.agents:
+                if not lab.agents[host].alive:
+                    lab.agents[host].start()
+            case ["scale", number]:
+                _scale(lab, int(number))
+            case [verb, host]:
+                return f"cannot {verb} {host}: {_startable(lab) if verb == 'start' else _stoppable(lab)}"
+        lab.publish()
+    except (ApiFailure, OSError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+def _startable(lab: Lab) -> str:
+    return f"use one of {', '.join(lab.agents)}"
+
+
+def _stoppable(lab: Lab) -> str:
+    return f"use one of {', '.join([*lab.agents, *lab.pods])}"
+
+
+def _scale(lab: Lab, number: int) -> None:
+    present = [pod for pod in list(lab.pods.values()) if pod.app == _APP]
+    for pod in present[number:]:
+        lab.stop_pod(pod)
+    lab.deploy(_APP, max(0, number - len(present)))
+
+
+def request(directory: RunDirectory, *words: str) -> None:
+    """Have the driver of a lab stop or start a host, or scale the pods of `web`. Raises LabError."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(directory.requests))
+            with connection.makefile("rw") as stream:
+                stream.write(json.dumps(words) + "\n")
+                stream.flush()
+                failure = json.loads(stream.readline() or '"its driver has ended"')
+    except OSError:
+        raise LabError(
+            f"lab {directory.lab} takes no requests: only labs of `pykubeproxy lab up` can be changed"
+        ) from None
+    if failure:
+        raise LabError(failure)
 
 
 def exit_on_signals(*more: signal.Signals) -> Callable[[], None]:
@@ -98,10 +160,15 @@ def down(name: str) -> bool:
     return existed
 
 
+def running_labs() -> list[RunDirectory]:
+    """Return the labs that run. Raises LabError."""
+    machine.check_requirements()
+    return [directory for directory in map(RunDirectory, machine.lab_names()) if directory.held]
+
+
 def select_lab(name: str | None) -> RunDirectory:
     """Return the running lab of this name, or the only one. Raises LabError."""
-    machine.check_requirements()
-    running = [lab for lab in machine.lab_names() if RunDirectory(lab).held]
+    running = [directory.lab for directory in running_labs()]
     if not running:
         raise LabError("no lab is running; start one with `pykubeproxy lab up`")
     if name is None and len(running) == 1:
@@ -114,7 +181,7 @@ def select_lab(name: str | None) -> RunDirectory:
 
 
 def execute(directory: RunDirectory, host: str, command: list[str]) -> None:
-    """Replace this process with a command on a node, a pod, the outside client or the fabric.
+    """Replace this process with a command on a node, in a pod, outside or on the fabric.
 
     KUBECONFIG names the lab's API server, so that kubectl finds it. A shell shows the host in its prompt.
 

@@ -68,6 +68,7 @@ class RunDirectory:
         self.path = BASE / lab
         self.logs = self.path / "logs"
         self.kubeconfig = self.path / "kubeconfig"
+        self.requests = self.path / "requests"
         self._lock: int | None = None
 
     def lock(self, timeout: float = 0.0) -> None:

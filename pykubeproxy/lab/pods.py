@@ -161,6 +161,11 @@ class PublishedObject(NamedTuple):
         return in_namespace(PODS if self.is_pod else SLICES, self.body["metadata"]["namespace"])
 
     @property
+    def node(self) -> str:
+        """The node of a Pod."""
+        return str(self.body["spec"]["nodeName"])
+
+    @property
     def is_pod(self) -> bool:
         return bool(self.body["kind"] == "Pod")
 
@@ -168,12 +173,18 @@ class PublishedObject(NamedTuple):
 class Publisher:
     """Writes objects that changed; on a thread of its own too, from construction to `stop`.
 
-    Objects that clients delete come back with their next change.
+    Calls `deleted`, on that thread, with each Pod that a client has deleted.
     """
 
-    def __init__(self, api: Api, desired: Callable[[], Iterable[PublishedObject]]) -> None:
+    def __init__(
+        self,
+        api: Api,
+        desired: Callable[[], Iterable[PublishedObject]],
+        deleted: Callable[[PublishedObject], None] = lambda _: None,
+    ) -> None:
         self._api = api
         self._desired = desired
+        self._deleted = deleted
         self._lock = threading.Lock()
         self._written: dict[str, PublishedObject] = {}
         self._stopped = threading.Event()
@@ -185,6 +196,8 @@ class Publisher:
             # The server is down or injects a fault: retry.
             with suppress(ApiFailure, urllib3.exceptions.HTTPError, OSError, ValueError):
                 self.publish()
+                for pod in self._take_deleted():
+                    self._deleted(pod)
 
     def stop(self) -> None:
         with self._lock:
@@ -207,6 +220,25 @@ class Publisher:
                     self._delete(path, 30)
                 self._written[path] = item
             return True
+
+    def _take_deleted(self) -> list[PublishedObject]:
+        """Return the Pods that clients have deleted. Those of proxies are forgotten, so that they are written again."""
+        with self._lock:
+            known = {
+                path: item for path, item in self._written.items() if item.is_pod and not item.terminating
+            }
+            found = {
+                f"{in_namespace(PODS, meta['namespace'])}/{meta['name']}": meta
+                for meta in (pod["metadata"] for pod in self._api.items(PODS))
+            }
+            deleted = [
+                path for path in known if "deletionTimestamp" in found.get(path, {"deletionTimestamp": ""})
+            ]
+            for path in deleted:
+                if known[path].body["spec"].get("hostNetwork"):
+                    self._delete(path, 0)
+                    del self._written[path]
+            return [known[path] for path in deleted]
 
     def _write(self, path: str, item: PublishedObject) -> None:
         """Write an object, of a Pod its status; create the object if there is none."""

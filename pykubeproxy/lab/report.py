@@ -1,34 +1,42 @@
-"""The output of the lab's commands: text in 80 columns, and JSON documents of version pykubeproxy/v1."""
+"""The reports of the lab's commands, and the log of a demonstration while it runs."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pykubeproxy import API_VERSION
+import msgspec
+
 from pykubeproxy.lab.agents import AgentEnded
 from pykubeproxy.lab.api import Object
 from pykubeproxy.lab.cluster import Lab
+from pykubeproxy.lab.machine import RunDirectory
 from pykubeproxy.lab.scenarios import Scenario, ScenarioFailed
+from pykubeproxy.report.document import Report
+from pykubeproxy.report.text import GAP, Block, Row, Sentence, Table
 from pykubeproxy.wording import styled, wrapped
 
 MARGIN = 7
 LABEL = 15
 
-Document = dict[str, Any]
 Write = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class ScenarioResult:
-    """The result of a scenario: its log entries, and why it failed or None."""
+class LogEntry(msgspec.Struct, frozen=True):
+    """What a scenario observed: `label` says of what, "" if the line above does."""
+
+    label: str
+    text: str
+
+
+class ScenarioResult(msgspec.Struct, frozen=True):
+    """The result of a scenario: its log, and why it failed, or null."""
 
     name: str
     title: str
     ok: bool
     seconds: float
-    log: tuple[tuple[str, str], ...]
+    log: tuple[LogEntry, ...]
     failure: str | None = None
 
 
@@ -38,10 +46,10 @@ def run_scenario(lab: Lab, scenario: Scenario, number: str, write: Write) -> Sce
     write(styled(f"{number:>{MARGIN - 2}}  {scenario.title}", bold=True))
     write(_entry("", scenario.description, 0))
     started = time.monotonic()
-    entries: list[tuple[str, str]] = []
+    entries: list[LogEntry] = []
 
     def log(label: str, text: object) -> None:
-        entries.append((label, str(text)))
+        entries.append(LogEntry(label, str(text)))
         write(_entry(label, str(text)))
 
     failure = None
@@ -85,66 +93,170 @@ def summary(results: Sequence[ScenarioResult], seconds: float) -> str:
     return "\n".join(wrapped(text))
 
 
-def demo_document(lab: str, backend: str, results: Sequence[ScenarioResult], seconds: float) -> Document:
-    """Return the results of scenarios.
+class DemoReport(Report, frozen=True, kw_only=True):
+    """The results of scenarios.
 
-    {"apiVersion", "lab", "backend", "ok": whether all scenarios passed, "seconds",
-     "scenarios": [{"name", "title", "ok", "seconds", "log": [{"label", "text"}], "failure": or null}]}
+    - `lab`: the lab's name
+    - `backend`: the iptables backend of the agents: "auto", "nft" or "legacy"
+    - `ok`: all scenarios passed
+    - `seconds`: how long all of them took
     """
-    return {
-        "apiVersion": API_VERSION,
-        "lab": lab,
-        "backend": backend,
-        "ok": all(result.ok for result in results),
-        "seconds": round(seconds, 3),
-        "scenarios": [
-            {**asdict(result), "log": [{"label": label, "text": text} for label, text in result.log]}
-            for result in results
-        ],
-    }
+
+    lab: str
+    backend: str
+    ok: bool
+    seconds: float
+    scenarios: tuple[ScenarioResult, ...]
+
+    def blocks(self, *, wide: bool) -> Iterator[Block]:  # noqa: ARG002
+        """Return the last lines of the demonstration, which prints the others while it runs."""
+        yield Sentence(summary(self.scenarios, self.seconds))
+
+    def names(self) -> Iterator[str]:
+        """Return the scenarios that passed."""
+        return (result.name for result in self.scenarios if result.ok)
 
 
-def list_document(scenarios: Iterable[Scenario]) -> Document:
-    """Return the available scenarios.
+class OfferedScenario(msgspec.Struct, frozen=True):
+    """A scenario: what happens, why, and a command that shows it on a node."""
 
-    {"apiVersion", "scenarios": [{"name", "title", "description", "why", "command"}]}
+    name: str
+    title: str
+    description: str
+    why: str
+    command: str
+
+
+class ScenariosReport(Report, frozen=True, kw_only=True):
+    """The scenarios of `lab demo`, in their order."""
+
+    scenarios: tuple[OfferedScenario, ...]
+
+    def blocks(self, *, wide: bool) -> Iterator[Block]:
+        """Return a line for each scenario; `wide` adds what happens."""
+        header = ("SCENARIO", "TITLE", *(["DESCRIPTION"] if wide else []))
+        rows = [Row((one.name, one.title, *([one.description] if wide else []))) for one in self.scenarios]
+        yield Table(rows, header)
+
+    def names(self) -> Iterator[str]:
+        """Return the names of the scenarios."""
+        return (one.name for one in self.scenarios)
+
+
+def scenarios_report(scenarios: Iterable[Scenario]) -> ScenariosReport:
+    """Return the available scenarios."""
+    return ScenariosReport(
+        scenarios=tuple(
+            OfferedScenario(one.name, one.title, one.description, one.why, one.command) for one in scenarios
+        )
+    )
+
+
+class HostState(msgspec.Struct, frozen=True):
+    """A host of a lab.
+
+    - `kind`: "fabric", "node", "outside" or "pod"
+    - `addresses`: IPv4 and IPv6
+    - `node`: of a pod, or null
+    - `state`: of a pod, such as "ready", or null
+    - `agent`: the process id of a node's agent, or null
     """
-    keys = ("name", "title", "description", "why", "command")
-    return {
-        "apiVersion": API_VERSION,
-        "scenarios": [{key: getattr(scenario, key) for key in keys} for scenario in scenarios],
-    }
+
+    name: str
+    kind: str
+    addresses: tuple[str, ...]
+    node: str | None = None
+    state: str | None = None
+    agent: int | None = None
 
 
-def status_document(state: Mapping[str, Any], services: Iterable[Object]) -> Document:
-    """Return a running lab, from its driver's state and its API server's Services.
+class LabPort(msgspec.Struct, frozen=True, rename="camel"):
+    """A port of a Service; `node_port` is null if it has none."""
 
-    {"apiVersion", "lab", "logs": a directory, "api": the API server's URL,
-     "hosts": [{"name", "kind": "fabric", "node", "outside" or "pod", "addresses": [IPv4, IPv6],
-       "node": of a pod, or null, "state": of a pod, such as "ready", or null,
-       "agent": the pid of a node's agent, or null}],
-     "services": [{"namespace", "name", "clusterIPs", "ports": [{"port", "protocol", "nodePort": or null}]}]}
+    port: int
+    protocol: str
+    node_port: int | None
+
+
+class ServiceState(msgspec.Struct, frozen=True, rename="camel"):
+    """A Service of a lab."""
+
+    namespace: str
+    name: str
+    cluster_ips: tuple[str, ...]
+    ports: tuple[LabPort, ...]
+
+
+class LabReport(Report, frozen=True, kw_only=True):
+    """A running lab.
+
+    - `logs`: the folder of its logs
+    - `api`: the URL of its API server
     """
-    return {
-        "apiVersion": API_VERSION,
-        **{key: state[key] for key in ("lab", "logs", "api")},
-        "hosts": [
-            {"node": None, "state": None, **host, "agent": _running(host.get("agent"))}
-            for host in state["hosts"]
-        ],
-        "services": [
-            {
-                "namespace": service["metadata"]["namespace"],
-                "name": service["metadata"]["name"],
-                "clusterIPs": service["spec"]["clusterIPs"],
-                "ports": [
-                    {"port": port["port"], "protocol": port["protocol"], "nodePort": port.get("nodePort")}
-                    for port in service["spec"]["ports"]
-                ],
-            }
+
+    lab: str
+    logs: str
+    api: str
+    hosts: tuple[HostState, ...]
+    services: tuple[ServiceState, ...]
+
+    def blocks(self, *, wide: bool) -> Iterator[Block]:  # noqa: ARG002
+        """Return hosts and Services as tables."""
+        yield Sentence(f"Lab {self.lab}, logs in {self.logs}")
+        yield GAP
+        hosts = [Row((one.name, one.node or "", *one.addresses, self._state(one))) for one in self.hosts]
+        yield Table(hosts, ("HOST", "NODE", "IPV4", "IPV6", "STATE"))
+        yield GAP
+        services = [
+            Row(
+                (
+                    f"{service.namespace}/{service.name}",
+                    ", ".join(service.cluster_ips),
+                    f"{port.port}/{port.protocol}",
+                    str(port.node_port or ""),
+                )
+            )
+            for service in self.services
+            for port in service.ports
+        ]
+        if services:
+            yield Table(services, ("SERVICE", "CLUSTER IPS", "PORT", "NODE PORT"))
+
+    def names(self) -> Iterator[str]:
+        """Return the names of the hosts."""
+        return (host.name for host in self.hosts)
+
+    def _state(self, host: HostState) -> str:
+        match host.kind:
+            case "fabric":
+                return f"API server {self.api}"
+            case "node":
+                return f"agent running, pid {host.agent}" if host.agent else "agent stopped"
+            case _:
+                return host.state or ""
+
+
+def lab_report(state: Mapping[str, Any], services: Iterable[Object]) -> LabReport:
+    """Return the report of a lab from its driver's state and its API server's Services."""
+    hosts = (msgspec.convert(host, HostState) for host in state["hosts"])
+    return LabReport(
+        lab=state["lab"],
+        logs=state["logs"],
+        api=state["api"],
+        hosts=tuple(msgspec.structs.replace(host, agent=_running(host.agent)) for host in hosts),
+        services=tuple(
+            ServiceState(
+                service["metadata"]["namespace"],
+                service["metadata"]["name"],
+                tuple(service["spec"].get("clusterIPs") or ()),
+                tuple(
+                    LabPort(port["port"], port["protocol"], port.get("nodePort"))
+                    for port in service["spec"].get("ports") or ()
+                ),
+            )
             for service in services
-        ],
-    }
+        ),
+    )
 
 
 def _running(pid: int | None) -> int | None:
@@ -152,35 +264,49 @@ def _running(pid: int | None) -> int | None:
     return pid if pid and Path(f"/proc/{pid}/exe").exists() else None
 
 
-def down_document(lab: str, existed: bool) -> Document:
-    """Return whether a lab was removed.
+class RunningLab(msgspec.Struct, frozen=True):
+    """A lab that runs.
 
-    {"apiVersion", "lab", "removed": whether there was one}
+    - `driver`: the process id of `lab up` or `lab demo`; null while the lab starts
+    - `pods`: their number
     """
-    return {"apiVersion": API_VERSION, "lab": lab, "removed": existed}
+
+    name: str
+    driver: int | None
+    pods: int
+    logs: str
 
 
-def status_text(status: Document) -> str:
-    """Return a status document as tables."""
-    hosts = [("HOST", "NODE", "IPV4", "IPV6", "STATE")]
-    for host in status["hosts"]:
-        state = host["state"] or ""
-        if host["kind"] == "fabric":
-            state = f"API server {status['api']}"
-        if host["kind"] == "node":
-            state = f"agent running, pid {host['agent']}" if host["agent"] else "agent stopped"
-        hosts.append((host["name"], host["node"] or "", *host["addresses"], state))
-    services = [("SERVICE", "CLUSTER IPS", "PORT", "NODE PORT")]
-    for service in status["services"]:
-        for port in service["ports"]:
-            name, ips = f"{service['namespace']}/{service['name']}", ", ".join(service["clusterIPs"])
-            services.append((name, ips, f"{port['port']}/{port['protocol']}", str(port["nodePort"] or "")))
-    head = f"Lab {status['lab']}, logs in {status['logs']}"
-    return "\n".join([head, "", *_table(hosts), "", *_table(services)])
+class LabsReport(Report, frozen=True, kw_only=True):
+    """The labs that run on this machine."""
+
+    labs: tuple[RunningLab, ...]
+
+    def blocks(self, *, wide: bool) -> Iterator[Block]:
+        """Return a line for each lab; `wide` adds the folder of its logs."""
+        rows = [
+            Row((lab.name, str(lab.driver or ""), str(lab.pods), *([lab.logs] if wide else [])))
+            for lab in self.labs
+        ]
+        header = ("LAB", "DRIVER", "PODS", *(["LOGS"] if wide else []))
+        yield Table(rows, header, right=frozenset({1, 2})) if rows else Sentence("No lab is running.")
+
+    def names(self) -> Iterator[str]:
+        """Return the names of the labs."""
+        return (lab.name for lab in self.labs)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+def labs_report(directories: Iterable[RunDirectory]) -> LabsReport:
+    """Return the report of running labs."""
+    states = ((directory, directory.read_state()) for directory in directories)
+    return LabsReport(
+        labs=tuple(
+            RunningLab(
+                directory.lab,
+                state.get("driver"),
+                sum(host["kind"] == "pod" for host in state.get("hosts", ())),
+                str(directory.logs),
+            )
+            for directory, state in states
+        )
+    )

@@ -18,6 +18,7 @@ from pykubeproxy.inspect.dump.report import DumpReport
 from pykubeproxy.inspect.explain.report import ExplainReport
 from pykubeproxy.inspect.status import StatusReport
 from pykubeproxy.inspect.trace.report import TraceReport
+from pykubeproxy.lab.report import DemoReport, LabReport, LabsReport, ScenariosReport
 from pykubeproxy.report.document import Report
 
 # The reports, and the commands that print them.
@@ -30,6 +31,10 @@ REPORTS: dict[type[Report], str] = {
     TraceReport: "`pykubeproxy trace`, `kubectl pykubeproxy trace`",
     RenderReport: "`pykubeproxy render`",
     CleanupReport: "`pykubeproxy cleanup`",
+    LabReport: "`pykubeproxy lab up`, `pykubeproxy lab status`",
+    LabsReport: "`pykubeproxy lab list`",
+    DemoReport: "`pykubeproxy lab demo`",
+    ScenariosReport: "`pykubeproxy lab demo --list`",
 }
 _FIELD = re.compile(r"- ((?:`\w+`(?:, )?)+): (.*)")
 _NAMES: dict[object, str] = {

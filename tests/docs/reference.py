@@ -2,10 +2,8 @@
 
 import copy
 import functools
-import inspect
 import itertools
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 
 import click
@@ -21,7 +19,6 @@ from pykubeproxy.config.kinds import BOOL
 from pykubeproxy.config.table import Zero
 from pykubeproxy.inspect.connection import TracedDestination
 from pykubeproxy.inspect.trace.svg import svg
-from pykubeproxy.lab import report
 from pykubeproxy.report.document import Report
 from pykubeproxy.services.ports import FrontendKind
 from tests.bench.page import CHARTS, draw
@@ -250,12 +247,8 @@ def _labels(name: str) -> str:
 
 
 def json_forms() -> str:
-    """Return docs/reference/json.md, from the types of reports and the docstrings of other documents."""
-    parts = [_JSON, *json_reference.pages()]
-    for command, make in _FORMS.items():
-        parts.append(f"## {command}\n")
-        parts.extend(_paragraphs(make))
-    return "\n".join(parts)
+    """Return docs/reference/json.md, from the types of reports."""
+    return "\n".join([_JSON, *json_reference.pages()])
 
 
 def bundle() -> str:
@@ -263,28 +256,6 @@ def bundle() -> str:
     rows = ((f"`{name}`", f"{text[0].upper()}{text[1:]}.") for name, text in layout.FILES.items())
     manifest = json_reference.section(layout.Manifest)
     return "\n".join([_BUNDLE, _table(("file", "what it holds"), rows), _NOT_IN_BUNDLE, *manifest])
-
-
-_FORMS: dict[str, Callable[..., object]] = {
-    "lab demo": report.demo_document,
-    "lab demo --list": report.list_document,
-    "lab up, lab status": report.status_document,
-    "lab down": report.down_document,
-}
-
-
-def _paragraphs(documented: object) -> Iterator[str]:
-    """Yield the paragraphs of a docstring as Markdown: outlines of JSON as code, field names in camel case."""
-    for text in (inspect.getdoc(documented) or "").split("\n\n"):
-        if text.startswith("{"):
-            yield f"```text\n{text}\n```\n"
-        else:
-            sentence = re.sub(r"^Return (\w)", lambda match: match[1].upper(), text)
-            yield re.sub(r"`(\w+)`", lambda match: f"`{_camel(match[1])}`", sentence) + "\n"
-
-
-def _camel(name: str) -> str:
-    return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
 
 
 def _code(text: str, prefix: str = "") -> str:

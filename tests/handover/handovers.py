@@ -21,7 +21,7 @@ import yaml
 from pykubeproxy.kernel import Backend, KernelError
 from pykubeproxy.lab.agents import COMMAND
 from pykubeproxy.lab.api import NODES, SERVICES, SLICES, Object
-from pykubeproxy.lab.apiserver.store import merged
+from pykubeproxy.lab.apiserver.patches import merged
 from pykubeproxy.lab.machine import SYSTEM_PATH
 from pykubeproxy.lab.network import CLUSTER_CIDRS
 from pykubeproxy.objects import Family

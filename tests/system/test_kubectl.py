@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import kubernetes
@@ -16,6 +17,12 @@ from tests.fakes.kubectl import kubectl, needs_kubectl
 pytestmark = [pytest.mark.root, needs_kubectl]
 
 PROXY = ("-n", "kube-system", "pykubeproxy-node1")
+SHOP = """
+apiVersion: v1
+kind: Service
+metadata: {name: shop}
+spec: {selector: {app: own}, ports: [{port: %d, targetPort: 8080}]}
+"""
 DEBUG = '{"spec":{"hostNetwork":true,"nodeName":"node2"}}'
 
 
@@ -59,6 +66,22 @@ def test_kubectl_sees_the_pods(lab: Lab) -> None:
     assert names == ["pod/own-1", "pod/pykubeproxy-node1", "pod/pykubeproxy-node2"]
     address = kubectl(lab, "exec", "own-1", "--", "hostname", "-I").stdout.split()
     assert lab.pods["own-1"].addresses[0] in address
+
+
+def test_kubectl_deletes_pods_and_applies_objects(lab: Lab, tmp_path: Path) -> None:
+    """A deleted pod ends, that of a proxy starts again; a manifest is applied, changed and applied again."""
+    lab.deploy("gone", 1)
+    agent = lab.agents["node2"].pid
+    assert kubectl(lab, "delete", "pod", "gone-1").stdout == 'pod "gone-1" deleted\n'
+    assert "gone-1" not in lab.pods
+    kubectl(lab, "delete", "pod", *PROXY[:2], "pykubeproxy-node2")
+    lab.until(lambda: lab.agents["node2"].pid not in (0, agent), "the agent of node2 has started again")
+    manifest = tmp_path / "shop.yaml"
+    for port, result in ((80, "created"), (80, "unchanged"), (81, "configured")):
+        manifest.write_text(SHOP % port)
+        assert kubectl(lab, "apply", "-f", str(manifest)).stdout.split()[-1] == result
+    assert "81/TCP" in kubectl(lab, "get", "service", "shop", "--no-headers").stdout
+    kubectl(lab, "delete", "service", "shop")
 
 
 def test_kubectl_runs_and_deletes_a_debug_pod(lab: Lab) -> None:

@@ -89,10 +89,17 @@ def test_up_status_down(name: str) -> None:
     assert (web["kind"], web["node"], web["state"]) == ("pod", "node2", "ready")
     assert hosts["node1"]["agent"] and hosts["outside"]["addresses"][0] == "203.0.113.10"
     assert document["services"][0]["ports"][0]["nodePort"]
-    down = json.loads(lab_command("down", "--name", name, "-o", "json"))
-    assert down == {"apiVersion": "pykubeproxy/v1", "lab": name, "removed": True}
+    for words in (("stop", "node1"), ("scale", "1")):
+        lab_command(*words, "--name", name)
+    document = json.loads(lab_command("status", "--name", name, "-o", "json"))
+    assert [host["agent"] for host in document["hosts"] if host["name"] == "node1"] == [None]
+    assert "web-2" not in {host["name"] for host in document["hosts"]}
+    lab_command("start", "node1", "--name", name)
+    assert "stopped" not in lab_command("status", "--name", name)
+    assert name in lab_command("list", "-o", "name").split()
+    assert "Removed" in lab_command("down", "--name", name)
     assert is_removed(name, inside)
-    assert "no lab" in lab_command("down", "--name", name)
+    assert "There is no lab" in lab_command("down", "--name", name)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
@@ -157,7 +164,7 @@ def test_down_removes_a_lab_without_driver_and_janitor(name: str, driver: subpro
     driver.kill()
     driver.wait()
     assert lab_namespaces(name), "no process is left to clean up"
-    assert "removed" in lab_command("down", "--name", name)
+    assert "Removed" in lab_command("down", "--name", name)
     assert is_removed(name, inside)
 
 

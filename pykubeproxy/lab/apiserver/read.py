@@ -12,8 +12,16 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from pykubeproxy.http import JSON, Response, Send
-from pykubeproxy.lab.apiserver.resources import ApiError, JsonObject, Resource, invalid_options, too_new
-from pykubeproxy.lab.apiserver.store import Change, Cursor, Lagging, Snapshot, Store, Stored
+from pykubeproxy.lab.apiserver.resources import (
+    ApiError,
+    JsonObject,
+    Resource,
+    invalid_options,
+    respond,
+    too_new,
+)
+from pykubeproxy.lab.apiserver.store import Change, Cursor, Lagging, Snapshot, Store, Stored, decoded
+from pykubeproxy.lab.apiserver.tables import table
 
 _Test = Callable[[Mapping[str, str]], bool]
 
@@ -131,7 +139,9 @@ class _Token(msgspec.Struct):
         return urlsafe_b64encode(msgspec.json.encode(self)).decode().rstrip("=")
 
 
-def list_objects(store: Store, resource: Resource, selector: Selector, query: UrlQuery) -> Response:
+def list_objects(
+    store: Store, resource: Resource, selector: Selector, query: UrlQuery, *, as_table: bool = False
+) -> Response:
     """Answer a list. Raise a 400, 410, 422 or 504."""
     _check_version_options(query)
     limit = query.number("limit")
@@ -149,6 +159,9 @@ def list_objects(store: Store, resource: Resource, selector: Selector, query: Ur
         if not selector.selective:
             meta["remainingItemCount"] = len(selected) - limit
         selected = selected[:limit]
+    if as_table:
+        whole = query.text("includeObject") == "Object"
+        return respond(table(resource, map(decoded, selected), meta, whole=whole))
     head = f'{{"kind":"{resource.kind}List","apiVersion":"{resource.api_version}","metadata":'.encode()
     items = b",".join([stored.body for stored in selected])
     return Response(b"".join((head, msgspec.json.encode(meta), b',"items":[', items, b"]}\n")), JSON)
@@ -230,12 +243,21 @@ class ServedWatch:
     """One client's watch. Raise a 400 or 422 for options that contradict each other."""
 
     def __init__(
-        self, store: Store, resource: Resource, selector: Selector, query: UrlQuery, options: WatchOptions
+        self,
+        store: Store,
+        resource: Resource,
+        selector: Selector,
+        query: UrlQuery,
+        options: WatchOptions,
+        *,
+        as_table: bool = False,
     ) -> None:
         self._store = store
         self._resource = resource
         self._selector = selector
         self._options = options
+        self._as_table = as_table
+        self._whole = query.text("includeObject") == "Object"
         self._after = query.number("resourceVersion") or None
         self._seconds = query.number("timeoutSeconds") or _DEFAULT_SECONDS
         self._bookmarks = query.flag("allowWatchBookmarks")
@@ -290,7 +312,7 @@ class ServedWatch:
     def _initial_lines(self, cursor: Cursor) -> list[bytes]:
         """Return the events of the objects that were present when the watch began."""
         selected = (stored for stored in cursor.initial if self._selector.matches(stored))
-        lines = [_line("ADDED", self._resource.typed(stored.body)) for stored in selected]
+        lines = [self._event("ADDED", stored.body) for stored in selected]
         cursor.initial = ()
         if self._initial_events and self._bookmarks:
             lines.append(self._bookmark(cursor.after, {"k8s.io/initial-events-end": "true"}))
@@ -301,9 +323,16 @@ class ServedWatch:
         for change in changes:
             matched = change.old is not None and self._selector.matches(change.old)
             if change.new is not None and self._selector.matches(change.new):
-                yield _line("MODIFIED" if matched else "ADDED", self._resource.typed(change.new.body))
+                yield self._event("MODIFIED" if matched else "ADDED", change.new.body)
             elif matched:
-                yield _line("DELETED", self._resource.typed(change.deleted_body))
+                yield self._event("DELETED", change.deleted_body)
+
+    def _event(self, kind: str, body: bytes) -> bytes:
+        if not self._as_table:
+            return _line(kind, self._resource.typed(body))
+        item = msgspec.json.decode(body, type=JsonObject)
+        version = {"resourceVersion": item["metadata"]["resourceVersion"]}
+        return _line(kind, msgspec.json.encode(table(self._resource, [item], version, whole=self._whole)))
 
     def _bookmark(self, version: int, annotations: dict[str, str] | None = None) -> bytes:
         meta: dict[str, object] = {"resourceVersion": str(version)}

@@ -139,6 +139,24 @@ SERVICE_CIDRS = Resource(
     "networking.k8s.io", "servicecidrs", "ServiceCIDR", namespaced=False, blank=b'{"spec":{},"status":{}}'
 )
 
+#: What clients ask a cluster for and this server does not have; discovery names these, so that clients get its answer.
+_WORKLOADS = (
+    Resource("apps", "deployments", "Deployment", short_name="deploy"),
+    Resource("apps", "daemonsets", "DaemonSet", short_name="ds"),
+    Resource("apps", "replicasets", "ReplicaSet", short_name="rs"),
+    Resource("apps", "statefulsets", "StatefulSet", short_name="sts"),
+)
+# What does the same, by resource or subresource of pods.
+_INSTEAD = {
+    "log": "the logs of a lab are files; `pykubeproxy lab status` shows their folder",
+    "portforward": "a lab forwards no ports; use `pykubeproxy lab exec client -- curl ADDRESS:PORT`",
+    "attach": "a lab attaches to no process; use `kubectl exec`",
+    **{
+        one.plural: f"a lab has pods and no {one.plural}; use `pykubeproxy lab scale N`, or `kubectl delete pod`"
+        for one in _WORKLOADS
+    },
+}
+
 RESOURCES = (SERVICES, NODES, PODS, ENDPOINT_SLICES, EVENTS, CORE_EVENTS, NAMESPACES, SERVICE_CIDRS)
 
 
@@ -155,9 +173,15 @@ def of(item: JsonObject) -> Resource:
     raise ValueError(f"cannot serve objects of apiVersion {api_version!r} and kind {kind!r}")
 
 
+def absent(plural: str, subresource: str) -> "ApiError | None":
+    """Return a 405 that names what to use instead, for a resource that a cluster has and a lab does not."""
+    instead = _INSTEAD.get(subresource if plural == PODS.plural and subresource else plural)
+    return ApiError(405, instead) if instead else None
+
+
 def discovery() -> dict[str, JsonObject]:
     """Return the documents that describe the server, its groups and resources, by path."""
-    groups = sorted({resource.group for resource in RESOURCES if resource.group})
+    groups = sorted({resource.group for resource in (*RESOURCES, *_WORKLOADS) if resource.group})
     documents: dict[str, JsonObject] = {
         "/version": {"major": "1", "minor": "36", "gitVersion": "v1.36.0-lab", "platform": "linux/amd64"},
         "/api": {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []},
@@ -172,14 +196,15 @@ def discovery() -> dict[str, JsonObject]:
 
 def _resource_list(api_version: str) -> JsonObject:
     entries: list[JsonObject] = []
-    for resource in RESOURCES:
+    for resource in (*RESOURCES, *_WORKLOADS):
         if resource.api_version != api_version:
             continue
         kind = {"kind": resource.kind, "namespaced": resource.namespaced}
         names = {"shortNames": [resource.short_name]} if resource.short_name else {}
         verbs = ("create", "delete", "get", "list", "patch", "update", "watch")
         entry = {"name": resource.plural, "singularName": resource.kind.lower(), "verbs": verbs}
-        entries.append(entry | kind | names)
+        every = {"categories": ["all"]} if resource in (PODS, SERVICES) else {}  # `kubectl get all`
+        entries.append(entry | kind | names | every)
         if resource.status:
             status = {"name": f"{resource.plural}/status", "singularName": ""}
             entries.append(status | kind | {"verbs": ("get", "patch", "update")})

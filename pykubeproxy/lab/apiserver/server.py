@@ -6,7 +6,7 @@ import re
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -15,6 +15,7 @@ from pykubeproxy.config import yaml
 from pykubeproxy.http import JSON, Handler, Limits, Request, Response, text
 from pykubeproxy.http.server import Server
 from pykubeproxy.lab.apiserver.kubelet import Kubelet, Runtime, execute, no_runtime
+from pykubeproxy.lab.apiserver.patches import patch_of
 from pykubeproxy.lab.apiserver.read import Selector, ServedWatch, UrlQuery, WatchOptions, list_objects
 from pykubeproxy.lab.apiserver.resources import (
     PODS,
@@ -22,22 +23,26 @@ from pykubeproxy.lab.apiserver.resources import (
     ApiError,
     JsonObject,
     Resource,
+    absent,
     discovery,
     find,
     method_not_allowed,
     respond,
 )
 from pykubeproxy.lab.apiserver.store import Part, Store, decoded, metadata_of
+from pykubeproxy.lab.apiserver.tables import table, wants_table
 from pykubeproxy.objects import address_and_port
 
 _HEALTH = ("/healthz", "/livez", "/readyz")
 _PUBLIC = (*_HEALTH, "/version")  # need no token, as on a real server
 _PAGES = dict.fromkeys(_HEALTH, text("ok")) | {path: respond(page) for path, page in discovery().items()}
-_MERGE_PATCH = "application/merge-patch+json"
+# An empty document: kubectl checks no object against it.
+_PAGES["/openapi/v2"] = Response(b"", "application/com.github.proto-openapi.spec.v2.v1.0+protobuf")
 _LONG = 128 * 1024  # compress responses of more bytes, as the real server does
 _PATH = re.compile(
-    r"/(?:api/(v1)|apis/([^/]+/[^/]+))(?:/namespaces/([^/]+)(?=/[^/]))?/([^/]+)(?:/([^/]+)(?:/(status|exec))?)?/?"
+    r"/(?:api/(v1)|apis/([^/]+/[^/]+))(?:/namespaces/([^/]+)(?=/[^/]))?/([^/]+)(?:/([^/]+)(?:/([a-z]+))?)?/?"
 )
+_T = TypeVar("_T")
 _LIMITS = Limits(
     connections=1024,
     head_bytes=64 * 1024,
@@ -59,15 +64,18 @@ class RequestTarget(msgspec.Struct, frozen=True):
 
 
 def locate(path: str) -> RequestTarget | None:
-    """Return the target of /api/v1/… or /apis/GROUP/VERSION/…; None if it is not served."""
+    """Return the target of /api/v1/… or /apis/GROUP/VERSION/…; None if it is not served. Raises ApiError (405)."""
     match = _PATH.fullmatch(unquote(path))
     if match is None:
         return None
     core, group, namespace, plural, name, subresource = (part or "" for part in match.groups())
+    if instead := absent(plural, subresource):
+        raise instead
     resource = find(core or group, plural)
     if resource is None or (namespace and not resource.namespaced):
         return None
-    if (subresource == "status" and not resource.status) or (subresource == "exec" and not resource.options):
+    subresources = {"": True, "status": resource.status, "exec": resource.options}
+    if not subresources.get(subresource, False):
         return None
     if resource.namespaced and name and not namespace:
         return None
@@ -127,18 +135,33 @@ class Routes:
         part: Part = "status" if target.subresource else "spec"
         match verb_of(request, target):
             case "list":
-                return list_objects(self._store, resource, _selector(target, query), query)
+                return list_objects(
+                    self._store, resource, _selector(target, query), query, as_table=wants_table(request)
+                )
             case "watch":
-                watch = ServedWatch(self._store, resource, _selector(target, query), query, self._watches)
+                watch = ServedWatch(
+                    self._store,
+                    resource,
+                    _selector(target, query),
+                    query,
+                    self._watches,
+                    as_table=wants_table(request),
+                )
                 return Response(content_type=JSON, stream=watch.stream)
             case "create" if not target.name and (target.namespace or not resource.namespaced):
                 return respond(self._store.create(_object(request, target), part="spec"), 201)
             case "get":
-                return Response(resource.typed(self._store.read(*key).body) + b"\n", JSON)
+                stored = self._store.read(*key)
+                if wants_table(request):
+                    version = {"resourceVersion": str(stored.version)}
+                    whole = query.text("includeObject") == "Object"
+                    return respond(table(resource, [decoded(stored)], version, whole=whole))
+                return Response(resource.typed(stored.body) + b"\n", JSON)
             case "update" if target.name:
                 return respond(self._store.replace(_object(request, target), part=part))
             case "patch" if target.name:
-                return respond(self._store.merge_patch(*key, _json(request, _MERGE_PATCH), part=part))
+                patch = patch_of(_content_type(request), _decode(request.body, object))
+                return respond(self._store.patch(*key, patch, part=part))
             case "delete" if target.name and not target.subresource:
                 return self._delete(request, target)
         raise method_not_allowed()
@@ -150,7 +173,7 @@ class Routes:
         return execute(request, pod, self._runtime, self._store)
 
     def _delete(self, request: Request, target: RequestTarget) -> Response:
-        options = _decode(request.body) if request.body else {}
+        options = _decode(request.body, JsonObject) if request.body else {}
         conditions = options.get("preconditions") or {}
         query = UrlQuery(request.query)
         grace = query.number("gracePeriodSeconds") if query.text("gracePeriodSeconds") else None
@@ -208,25 +231,28 @@ def _check_accept(request: Request) -> None:
         raise ApiError(406, f"only the following media types are accepted: {JSON}")
 
 
-def _json(request: Request, accepted: str) -> JsonObject:
+def _content_type(request: Request) -> str:
+    return request.headers.get("content-type", "").split(";")[0].strip()
+
+
+def _json(request: Request) -> JsonObject:
     """Return the body of a write. Raise a 415 for another content type, a 400 for bad JSON."""
-    kind = request.headers.get("content-type", "").split(";")[0].strip()
-    if kind != accepted and (kind or accepted != JSON):
-        expected = f"accepted media types include: {accepted}"
+    if _content_type(request) not in (JSON, ""):
+        expected = f"accepted media types include: {JSON}"
         raise ApiError(415, f"the body of the request was in an unknown format - {expected}")
-    return _decode(request.body)
+    return _decode(request.body, JsonObject)
 
 
-def _decode(body: bytes) -> JsonObject:
+def _decode(body: bytes, kind: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(body, type=JsonObject)
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body of the request is not a JSON object: {error}") from error
 
 
 def _object(request: Request, target: RequestTarget) -> JsonObject:
     """Return the object in the body, completed from the path. Raise a 400 if they contradict each other."""
-    item = _json(request, JSON)
+    item = _json(request)
     resource = target.resource
     implied = {"apiVersion": resource.api_version, "kind": resource.kind}
     meta = metadata_of(item)

@@ -17,6 +17,7 @@ import msgspec
 
 from pykubeproxy.lab.apiserver import resources
 from pykubeproxy.lab.apiserver.admission import Allocations, admit, claims
+from pykubeproxy.lab.apiserver.patches import Patch, merged
 from pykubeproxy.lab.apiserver.resources import (
     ENDPOINT_SLICES,
     PODS,
@@ -229,19 +230,6 @@ def replaced(resource: Resource, given: JsonObject, old: Stored, part: Part, ver
     return item | {"metadata": meta}
 
 
-def merged(target: Any, patch: Any) -> Any:
-    """Return a value with a JSON merge patch (RFC 7396) applied; neither is changed."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for name, value in patch.items():
-        if value is None:
-            result.pop(name, None)
-        else:
-            result[name] = merged(result.get(name), value)
-    return result
-
-
 def same(item: JsonObject, other: JsonObject) -> bool:
     """Return whether two versions of an object differ only in what each write sets."""
     first, second = (
@@ -400,9 +388,15 @@ class Store:
         self, resource: Resource, namespace: str, name: str, patch: JsonObject, *, part: Part = "all"
     ) -> JsonObject:
         """Apply a JSON merge patch (RFC 7396)."""
+        return self.patch(resource, namespace, name, lambda item: dict(merged(item, patch)), part=part)
+
+    def patch(
+        self, resource: Resource, namespace: str, name: str, patch: Patch, *, part: Part = "all"
+    ) -> JsonObject:
+        """Replace an object by what a patch makes of it."""
         with self._lock:
             old = self.read(resource, namespace, name)
-            return self._replace(resource, old, merged(_typed(resource, old.body), patch), part, False)
+            return self._replace(resource, old, patch(_typed(resource, old.body)), part, False)
 
     def delete(
         self,

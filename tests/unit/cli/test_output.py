@@ -14,8 +14,10 @@ from pykubeproxy.cli import main
 from tests.unit.cli.test_explain_command import OBJECTS
 from tests.unit.cli.test_help import walk
 
-# They run other programs, run for ever, or write a script or a file.
-WITHOUT = {("bundle",), ("run",), ("lab", "exec"), ("completion",)}
+# They run other programs, run for ever, write a script or a file, or only do something.
+WITHOUT = {("bundle",), ("run",), ("completion",)} | {
+    ("lab", verb) for verb in ("exec", "down", "stop", "start", "scale")
+}
 EXPLAIN = ["explain", "web", "-f", OBJECTS, "--hostname-override", "node1"]
 
 

@@ -1,6 +1,8 @@
 """The pods of a lab as objects of its API server."""
 
+import queue
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, cast
 
 import pytest
@@ -37,10 +39,14 @@ class FakeApi:
         except Refused as error:
             raise ApiFailure(error.code, str(error)) from error
 
+    def items(self, _path: str) -> list[Object]:
+        return self.store.list(PODS)
+
     def delete(self, path: str) -> None:
         path, _, grace = path.partition("?gracePeriodSeconds=")
         *_, namespace, _, name = path.split("/")
-        self.store.delete(PODS, namespace, name, grace=int(grace))
+        with suppress(Refused):
+            self.store.delete(PODS, namespace, name, grace=int(grace))
 
     def pods(self) -> dict[str, Any]:
         return {pod["metadata"]["name"]: pod for pod in self.store.list(PODS)}
@@ -126,14 +132,22 @@ def test_a_failed_write_is_repeated(api: FakeApi, publisher: Publisher) -> None:
     assert list(api.pods()) == ["pykubeproxy-node1"]
 
 
-def test_a_pod_that_a_client_removed_returns_with_its_next_change(
-    api: FakeApi, desired: list[PublishedObject], publisher: Publisher
+@pytest.mark.parametrize("grace", [0, 30])
+def test_the_pod_of_a_proxy_that_a_client_deleted_returns(
+    api: FakeApi, desired: list[PublishedObject], grace: int
 ) -> None:
-    publisher.publish()
-    api.store.delete(PODS, "kube-system", "pykubeproxy-node1", grace=0)
-    desired[:] = [proxy_pod(NODE, STARTED, alive=False)]
-    publisher.publish()
-    assert list(api.pods()) == ["pykubeproxy-node1"]
+    deleted: queue.SimpleQueue[str] = queue.SimpleQueue()
+    publisher = Publisher(cast("Api", api), lambda: list(desired), lambda pod: deleted.put(pod.name))
+    try:
+        publisher.publish()
+        before = api.pods()["pykubeproxy-node1"]["metadata"]["uid"]
+        api.store.delete(PODS, "kube-system", "pykubeproxy-node1", grace=grace)
+        assert deleted.get(timeout=10) == "pykubeproxy-node1"
+        publisher.publish()
+        assert api.pods()["pykubeproxy-node1"]["metadata"]["uid"] != before
+    finally:
+        publisher.stop()
+    assert deleted.empty()
 
 
 def test_nothing_is_written_after_the_end(api: FakeApi, publisher: Publisher) -> None:

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from pykubeproxy.lab import report
-from pykubeproxy.lab.apiserver.store import merged
+from pykubeproxy.lab.apiserver.patches import merged
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.scenarios import SCENARIOS, Log, Scenario, ScenarioFailed
 from pykubeproxy.lab.scenarios.scenario import Run
@@ -38,7 +38,7 @@ def test_log_of_a_scenario_fits_80_columns() -> None:
 
     result, lines = output(run)
     assert result.ok
-    assert result.log[0][0] == "3 pods"
+    assert result.log[0].label == "3 pods"
     assert max(map(len, lines)) <= WIDTH
     text = "\n".join(lines)
     assert "A title" in text
@@ -63,7 +63,7 @@ def test_exception_fails_the_scenario(failure: Exception) -> None:
 
 
 def result(name: str, failure: str | None = None) -> report.ScenarioResult:
-    log = (("1 pod", "all connections"),)
+    log = (report.LogEntry("1 pod", "all connections"),)
     return report.ScenarioResult(name, f"Title of {name}", failure is None, 1.25, log, failure)
 
 
@@ -73,34 +73,6 @@ def test_summary_names_failed_scenarios() -> None:
     assert "1 of 2 scenarios failed in 1 s: b" in report.summary([result("a"), result("b", "oh")], 1.0)
     all_failed = report.summary([result(scenario.name, "oh") for scenario in SCENARIOS], 100.0)
     assert max(map(len, all_failed.splitlines())) <= WIDTH
-
-
-def test_documents() -> None:
-    """The JSON documents of the results and of the available scenarios."""
-    document = report.demo_document("x", "nft", [result("a"), result("b", "expected c")], 2.5)
-    assert document["apiVersion"] == "pykubeproxy/v1"
-    assert (document["ok"], document["seconds"]) == (False, 2.5)
-    assert document["scenarios"] == [
-        {
-            "name": "a",
-            "title": "Title of a",
-            "ok": True,
-            "seconds": 1.25,
-            "log": [{"label": "1 pod", "text": "all connections"}],
-            "failure": None,
-        },
-        {
-            "name": "b",
-            "title": "Title of b",
-            "ok": False,
-            "seconds": 1.25,
-            "log": [{"label": "1 pod", "text": "all connections"}],
-            "failure": "expected c",
-        },
-    ]
-    listed = report.list_document(SCENARIOS)["scenarios"]
-    assert isinstance(listed, list)
-    assert {entry["name"] for entry in listed} == {scenario.name for scenario in SCENARIOS}
 
 
 def test_scenarios_have_unique_names_and_short_texts() -> None:

@@ -104,9 +104,7 @@ def test_generated_names(client: Client) -> None:
     assert len(client.names(f"{path}?fieldSelector=reason%3DStarting")) == 5
 
 
-@pytest.mark.parametrize(
-    "kind", ["application/json-patch+json", "application/strategic-merge-patch+json", ""]
-)
+@pytest.mark.parametrize("kind", ["application/apply-patch+yaml", "application/json", ""])
 def test_other_patches_are_415(client: Client, service: Maker, kind: str) -> None:
     """Only merge patches are served."""
     client.ask("POST", PATH, service("web"))
@@ -128,7 +126,7 @@ def test_protobuf_is_never_spoken(client: Client) -> None:
     ("method", "path", "code"),
     [
         ("GET", "/api/v1/configmaps", 404),
-        ("GET", "/apis/apps/v1/deployments", 404),
+        ("GET", "/apis/apps/v1/controllerrevisions", 404),
         ("GET", "/nonsense", 404),
         ("GET", "/api/v1/services/web", 404),
         ("GET", "/api/v1/namespaces/default/nodes", 404),
