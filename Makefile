@@ -83,7 +83,7 @@ fuzz: venv ## feed broken input to all parsers, and let a hostile tenant change 
 COMMIT_DATE = $(shell git log -1 --format=%ct)
 
 .PHONY: image
-image: venv ## build the image with podman and test it; bill of materials in dist/ (2 minutes)
+image: venv ## build the image with podman, test it and leave it there; bill of materials in dist/ (2 minutes)
 	mkdir -p dist
 	$(SUDO) env SOURCE_DATE_EPOCH=$(COMMIT_DATE) $(BIN)/python -m tests.image $(OPTIONS)
 

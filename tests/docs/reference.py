@@ -107,8 +107,8 @@ _METRICS = f"""# Metrics
 
 The agent serves these metrics at `http://127.0.0.1:10249/metrics` (`metricsBindAddress`). kube-proxy's metrics keep their
 names and stability level, so panels and alerts about them work unchanged; those of its libraries
-[are missing](../differences.md#missing). The names of additional metrics begin with `pykubeproxy_`. A metric with labels
-appears with its first sample. Durations are in seconds, times in seconds since 1970. The agent also serves most of the usual
+[are missing](../differences.md#missing). The names of additional metrics begin with `pykubeproxy_`. Counters start at 0;
+other metrics with labels appear with their first sample. Durations are in seconds, times in seconds since 1970. The agent also serves most of the usual
 `process_*` metrics.
 
 `/metrics/slis` has `kubernetes_healthcheck` and `kubernetes_healthchecks_total`, which count requests of `/healthz` on the

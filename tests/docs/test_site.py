@@ -93,6 +93,18 @@ def test_no_font_or_style_comes_from_elsewhere(site: Path) -> None:
         assert "@import" not in text
 
 
+def test_links_of_alerts_lead_to_runbooks(site: Path) -> None:
+    """The page and the headings that alerts and panels link to are on the site."""
+    monitoring = ROOT / "manifests/overlays/monitoring"
+    (page,) = re.findall(
+        r"url=https://docs\.example\.com/(\S+)", (monitoring / "kustomization.yaml").read_text()
+    )
+    ids = set(re.findall(r'id="([^"]+)"', (site / page).read_text()))
+    links = "".join((monitoring / name).read_text() for name in ("alerts.yaml", "dashboard.json"))
+    anchors = set(re.findall(r"runbooks(?:\b|:raw})#(\w+)", links, re.IGNORECASE))
+    assert anchors and anchors <= ids
+
+
 def test_it_can_be_searched(site: Path) -> None:
     """The index of the search holds every page."""
     found = {

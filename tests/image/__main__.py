@@ -1,12 +1,14 @@
 """Build the Dockerfile with podman, check the size and contents of the image, and run it as the DaemonSet does.
 
 Needs root, podman, debootstrap, a Debian mirror and a Python package index. The base image is made from Debian packages,
-or with --pull the Dockerfile's own. Writes the bill of materials of the image into a folder.
+with this machine's proxies and certificates, or with --pull the Dockerfile's own. Leaves the image in the storage of
+podman, and its bill of materials in a folder.
 """
 
 import argparse
 import json
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +20,7 @@ import pykubeproxy
 from tests import sbom
 from tests.image.base import PROJECT, Podman, Unavailable, base_image, require_tools
 
-IMAGE = "localhost/pykubeproxy:test"
+IMAGE = f"localhost/pykubeproxy:{pykubeproxy.__version__}"
 # Megabytes of 1,000,000 bytes, as registries show them.
 _MAX_COMPRESSED = 120.0
 _UNWANTED = ("usr/bin/*gcc*", "usr/bin/cc", "opt/pykubeproxy/bin/pip*", "opt/**/pykubeproxy/lab", "src")
@@ -68,9 +70,12 @@ def build_and_test(output: Path, *, pull: bool = False, archive: bool = False) -
         for backend in ("nft", "legacy"):
             _run_agent(podman, backend)
         _run_conformance_cases(podman)
-        if archive:
-            podman("save", "--format=oci-archive", f"--output={output / name}.tar", IMAGE)
-    _say("all tests passed")
+        file = (output if archive else folder) / f"{name}.tar"
+        podman("save", "--format=oci-archive", f"--output={file}", IMAGE)
+        subprocess.run(
+            ["podman", "load", "--quiet", f"--input={file}"], check=True, stdout=subprocess.DEVNULL
+        )
+    _say(f"all tests passed; podman has {IMAGE}")
 
 
 def _local_base(podman: Podman, folder: Path) -> tuple[str]:

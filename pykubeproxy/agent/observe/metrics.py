@@ -15,7 +15,7 @@ from prometheus_client.samples import Sample
 from pykubeproxy import http
 from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.http import accept
-from pykubeproxy.kernel import nfacct
+from pykubeproxy.kernel import TABLES, nfacct
 from pykubeproxy.objects import Deleted, EndpointSlice, Event, Family, Key, Kind, Listed, Service, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.services.cluster import ChangedServices, families_of
@@ -236,6 +236,15 @@ class Metrics:
             "dispatch_tree_rejected",
             "1 while a flat chain replaces a dispatch tree that iptables rejects, else 0",
         )
+        # Without the 0 before it, a rate misses the first increase.
+        for family in self._families:
+            for counted in (self._failures, self._partial_failures, self._flows):
+                counted.labels(family.value)
+            for table in TABLES:
+                self._repairs.labels(family.value, table)
+        for served in self._health_served.values():
+            served.labels("200")
+            served.labels("503")
         self._dropped_lines: Callable[[], int] = lambda: 0
         read = read_counter or _packets
         counters = {named: partial(read, name) for name, named in _NFACCT.items()}

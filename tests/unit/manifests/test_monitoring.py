@@ -1,12 +1,13 @@
 """Alerts and dashboard ask for metrics that there are, and runbooks for what to do."""
 
+import json
 import re
 from collections.abc import Iterator
 
 import pytest
 
 from pykubeproxy.agent.observe.metrics import Metrics
-from tests.unit.manifests.overlays import MANIFESTS, Object, container, dashboard, one, read
+from tests.unit.manifests.overlays import MANIFESTS, Object, built, container, dashboard, one, read
 
 PROJECT = MANIFESTS.parent
 RUNBOOKS = "docs/operations/runbooks.md"
@@ -70,15 +71,34 @@ def test_alerts_ask_for_metrics_that_exist(series: dict[str, set[str]]) -> None:
     for rule in alerts():
         check(rule["expr"], series)
         assert rule["labels"]["severity"] in ("critical", "warning")
-        assert {"summary", "description", "runbook"} == rule["annotations"].keys()
+        assert {"summary", "description", "runbook_url"} == rule["annotations"].keys()
 
 
 def test_each_alert_has_a_runbook() -> None:
-    """It is a heading of the runbooks, and there is none without an alert."""
+    """It is a heading of the runbooks, and there is none without an alert. One panel links to it."""
     headings = HEADING.findall((PROJECT / RUNBOOKS).read_text())
     assert headings == [rule["alert"] for rule in alerts()]
     for rule in alerts():
-        assert rule["annotations"]["runbook"] == f"{RUNBOOKS}#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == f"RUNBOOKS#{rule['alert'].lower()}"
+    linked = [link for panel in dashboard()["panels"] for link in panel.get("links", ())]
+    assert sorted(link["title"] for link in linked) == sorted(f"Runbook {name}" for name in headings)
+    for link in linked:
+        assert link["url"] == f"${{runbooks:raw}}#{link['title'].removeprefix('Runbook ').lower()}"
+
+
+def test_links_to_runbooks_follow_one_setting() -> None:
+    """Alerts and the dashboard get the address in the kustomization; nothing else of them changes."""
+    (kustomization,) = read(MANIFESTS / "overlays/monitoring/kustomization.yaml")
+    (setting,) = kustomization["configMapGenerator"][0]["literals"]
+    address = setting.removeprefix("url=")
+    assert address.endswith(f"/{RUNBOOKS.removeprefix('docs/').removesuffix('.md')}.html")
+    objects = built("monitoring")
+    (group,) = one(objects, "PrometheusRule")["spec"]["groups"]
+    expected = [f"{address}#{rule['alert'].lower()}" for rule in alerts()]
+    assert [rule["annotations"]["runbook_url"] for rule in group["rules"]] == expected
+    applied = json.loads(one(objects, "ConfigMap")["data"]["pykubeproxy.json"])
+    assert applied["templating"]["list"][0] == dashboard()["templating"]["list"][0] | {"query": address}
+    assert {**applied, "templating": None} == {**dashboard(), "templating": None}
 
 
 def test_the_dashboard_asks_for_metrics_that_exist(series: dict[str, set[str]]) -> None:
