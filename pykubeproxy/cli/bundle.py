@@ -18,10 +18,9 @@ from pykubeproxy.bundle.sections import agent_sections, node_sections
 from pykubeproxy.bundle.write import BundleSection, Member, collected, new_file, write_bundle
 from pykubeproxy.cli.cluster import (
     ClusterOptions,
-    NodeSelection,
     cluster_options,
     list_objects,
-    node_options,
+    node_option,
     selected_nodes,
 )
 from pykubeproxy.cli.help import NOT_ANSWERED, OUTPUT, SOURCE, command, option
@@ -105,9 +104,9 @@ def bundle(output: str | None, url: str) -> None:
     help="Folder for the files; it is created if needed.  [default: the current one]",
     group=OUTPUT,
 )
-@node_options
+@node_option
 @cluster_options
-def bundle_of_nodes(output: Path, nodes: NodeSelection, cluster: ClusterOptions) -> None:
+def bundle_of_nodes(output: Path, nodes: tuple[str, ...], cluster: ClusterOptions) -> None:
     """Save rules, settings and objects of nodes, each in one tar.gz, for others to inspect.
 
     A pod of pykubeproxy makes the same bundle as `pykubeproxy bundle` on its node. With a pod of kube-proxy, a bundle has
@@ -120,7 +119,7 @@ def bundle_of_nodes(output: Path, nodes: NodeSelection, cluster: ClusterOptions)
 
     \b
     kubectl pykubeproxy bundle --node node1
-    kubectl pykubeproxy bundle --all-nodes -o bundles
+    kubectl pykubeproxy bundle -o bundles
     pykubeproxy explain default/web --bundle bundles/NAME.tar.gz
     """
     try:
@@ -140,7 +139,7 @@ def bundle_of_nodes(output: Path, nodes: NodeSelection, cluster: ClusterOptions)
 
 
 def _save_nodes(
-    unfinished: Path, output: Path, nodes: NodeSelection, cluster: ClusterOptions
+    unfinished: Path, output: Path, nodes: tuple[str, ...], cluster: ClusterOptions
 ) -> "Sequence[WrittenBundle]":
     """Write bundles in one folder, and move each to the other one when it is complete."""
     from pykubeproxy.nodes.cluster import on_each_node

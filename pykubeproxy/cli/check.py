@@ -1,5 +1,6 @@
 """`check`: check that nodes can run the proxy, and say what to do about problems."""
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -10,14 +11,13 @@ from pykubeproxy import garbage, kernel
 from pykubeproxy.cli import logs
 from pykubeproxy.cli.cluster import (
     ClusterOptions,
-    NodeSelection,
     cluster_options,
-    node_options,
+    node_option,
     selected_nodes,
 )
 from pykubeproxy.cli.emit import emit, report_option
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, read_config
-from pykubeproxy.cli.help import DIFFERENT, NOT_ANSWERED, SOURCE, command, option
+from pykubeproxy.cli.help import DIFFERENT, NOT_ANSWERED, OUTPUT, SOURCE, command, option
 from pykubeproxy.cli.sources import check_url, url_option
 from pykubeproxy.cli.terminal import click_errors, progress
 from pykubeproxy.inspect.check.report import check_report
@@ -27,6 +27,15 @@ from pykubeproxy.nodes.agent import NoAgent, UnusableAnswer, agent_state
 # Only a check of this node needs the packages for Linux.
 if TYPE_CHECKING:
     from pykubeproxy.nodes.this_node_checks import CheckedConfig
+
+
+_verbose_option = option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Show what passed and what was skipped too, as -o wide does.",
+    group=OUTPUT,
+)
 
 
 def _port_range(_context: click.Context, _option: click.Parameter, value: str) -> tuple[int, int]:
@@ -52,11 +61,14 @@ def _port_range(_context: click.Context, _option: click.Parameter, value: str) -
     group=SOURCE,
 )
 @url_option(unless="flags of `run`")
+@_verbose_option
 @report_option()
-@config_options
+@functools.partial(config_options, without="v")
 @click_errors(NotANode)
-def check(node_port_range: tuple[int, int], url: str | None, output: str, flags: dict[str, object]) -> None:
-    """Check that this node can run the proxy, and print what to do about each problem.
+def check(
+    node_port_range: tuple[int, int], url: str | None, verbose: bool, output: str, flags: dict[str, object]
+) -> None:
+    """Check that this node can run the proxy, and print each problem and what to do about it.
 
     Check privileges, iptables, kernel features and settings, the tables of both backends, other proxies, and the API
     server if one is configured. This tries kernel features in a separate network namespace and changes nothing on the
@@ -78,7 +90,7 @@ def check(node_port_range: tuple[int, int], url: str | None, output: str, flags:
     wanted = _configuration(url, flags)
     logs.set_up(wanted.config.logging.format)
     found = check_report([check_this_node(wanted, node_port_range)])
-    emit(found, output)
+    emit(found, "wide" if verbose and output == "text" else output)
     if not found.passed:
         raise SystemExit(DIFFERENT)
 
@@ -110,18 +122,19 @@ def _configuration(url: str | None, flags: Mapping[str, object]) -> "CheckedConf
         2: "Wrong usage or a failure, or a node could not be read.",
     },
 )
+@_verbose_option
 @report_option()
-@node_options
+@node_option
 @cluster_options
-def check_nodes(output: str, nodes: NodeSelection, cluster: ClusterOptions) -> None:
-    """Check the proxies of nodes, and print what to do about each problem.
+def check_nodes(verbose: bool, output: str, nodes: tuple[str, ...], cluster: ClusterOptions) -> None:
+    """Check the proxies of nodes, and print each problem and what to do about it.
 
     On nodes with pykubeproxy, run `pykubeproxy check` in its pod. On others, check what can be seen from outside: the pod
     of kube-proxy, its version, the backend of its rules, and the jumps to its chains.
 
     \b
-    kubectl pykubeproxy check --all-nodes
-    kubectl pykubeproxy check --node node1 -o json
+    kubectl pykubeproxy check
+    kubectl pykubeproxy check --node node1 -v
     """
     from pykubeproxy.nodes.proxy_states import check_cluster
 
@@ -130,7 +143,7 @@ def check_nodes(output: str, nodes: NodeSelection, cluster: ClusterOptions) -> N
         progress(len(wanted), "Checking nodes") as advance,
     ):
         found, unread = check_cluster(access, wanted, advance)
-    emit(found, output)
+    emit(found, "wide" if verbose and output == "text" else output)
     if not found.passed:
         raise SystemExit(DIFFERENT)
     if unread:

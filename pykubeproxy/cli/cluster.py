@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from pykubeproxy.cli import completion
-from pykubeproxy.cli.help import QUESTION, SOURCE, option, with_options
+from pykubeproxy.cli.help import CONNECTION, QUESTION, SOURCE, option, with_options
 from pykubeproxy.cli.sources import user_client
 from pykubeproxy.cli.terminal import echo_line
 from pykubeproxy.inspect.limit import TooManyRules
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
     from pykubeproxy.nodes.cluster import NodeAccess
     from pykubeproxy.services.cluster import Cluster
     from pykubeproxy.sources import Client
+    from pykubeproxy.sources.credentials import Kubeconfigs
 
 _Command = Callable[..., Any]
+# The longest wait for an answer of the API server, in seconds.
+LONGEST_ANSWER = 60.0
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
 
 
 @contextmanager
@@ -47,6 +52,14 @@ class ClusterOptions(NamedTuple):
 
     kubeconfig: str
     context_name: str
+    server: str = ""
+    cluster_name: str = ""
+    user_name: str = ""
+    token: str = ""
+    as_user: str = ""
+    as_groups: tuple[str, ...] = ()
+    insecure: bool = False
+    request_timeout: float = LONGEST_ANSWER
     pod_selector: str = ""
     pod_namespace: str = ""
     debug_image: str = ""
@@ -54,25 +67,44 @@ class ClusterOptions(NamedTuple):
 
     def client(self) -> "Client":
         """Return a client of the API server, and send log lines to standard error. Raises SourceError."""
-        return user_client(self.kubeconfig, self.context_name)
+        return user_client(self._kubeconfigs(), self.request_timeout)
 
     def namespace(self, given: str) -> str:
         """Return the given namespace, else that of the context, else "default". Raises SourceError."""
         if given:
             return given
-        from pykubeproxy.sources.kubeconfig import context_namespace, user_kubeconfigs
+        from pykubeproxy.sources.kubeconfig import context_namespace
 
-        kubeconfigs = user_kubeconfigs(self.kubeconfig, self.context_name, os.environ)
+        kubeconfigs = self._kubeconfigs()
         return (context_namespace(kubeconfigs) if kubeconfigs else "") or "default"
 
+    def _kubeconfigs(self) -> "Kubeconfigs | None":
+        from pykubeproxy.sources.credentials import Overrides
+        from pykubeproxy.sources.kubeconfig import user_kubeconfigs
 
-class NodeSelection(NamedTuple):
-    """The nodes to read: these, or all."""
+        overrides = Overrides(
+            self.server,
+            self.cluster_name,
+            self.user_name,
+            self.token,
+            self.as_user,
+            self.as_groups,
+            self.insecure,
+        )
+        return user_kubeconfigs(self.kubeconfig, self.context_name, os.environ, overrides)
 
-    names: tuple[str, ...]
-    everywhere: bool
+
+def _seconds(_context: click.Context, _option: click.Parameter, value: str) -> float:
+    """Parse a duration as kubectl does: "5s", "1m30s", or seconds; 0 means the longest. Raises BadParameter."""
+    match = _DURATION.fullmatch(value)
+    if match is None or not value:
+        raise click.BadParameter(f'"{value}" is not a duration such as 5s or 1m')
+    hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return min(float(3600 * hours + 60 * minutes + seconds), LONGEST_ANSWER) or LONGEST_ANSWER
 
 
+_connection_option = functools.partial(option, group=CONNECTION, default="")
+# The names, and what they mean, are those of kubectl.
 _CLUSTER_OPTIONS = (
     option(
         "--kubeconfig",
@@ -80,15 +112,41 @@ _CLUSTER_OPTIONS = (
         default="",
         metavar="PATH",
         help="Kubeconfig of the cluster.  [default: KUBECONFIG, or ~/.kube/config]",
-        group=SOURCE,
+        group=CONNECTION,
     ),
-    option(
+    _connection_option(
         "--context",
         "context_name",
-        default="",
         metavar="NAME",
         help="Context of the kubeconfig.  [default: the current one]",
-        group=SOURCE,
+    ),
+    _connection_option("-s", "--server", metavar="URL", help="Address of the API server."),
+    _connection_option("--cluster", "cluster_name", metavar="NAME", help="Cluster of the kubeconfig."),
+    _connection_option("--user", "user_name", metavar="NAME", help="User of the kubeconfig."),
+    _connection_option("--token", metavar="TOKEN", help="Bearer token for the API server."),
+    _connection_option("--as", "as_user", metavar="NAME", help="User to impersonate."),
+    _connection_option(
+        "--as-group",
+        "as_groups",
+        multiple=True,
+        default=None,
+        metavar="NAME",
+        help="Group to impersonate, with --as. Repeatable.",
+    ),
+    _connection_option(
+        "--insecure-skip-tls-verify",
+        "insecure",
+        is_flag=True,
+        default=False,
+        help="Do not verify the certificate of the API server.",
+    ),
+    _connection_option(
+        "--request-timeout",
+        default="60s",
+        show_default=True,
+        callback=_seconds,
+        metavar="DURATION",
+        help="How long to wait for each answer of the API server.",
     ),
     option(
         "--pod-selector",
@@ -123,17 +181,15 @@ _CLUSTER_OPTIONS = (
         group=SOURCE,
     ),
 )
-_NODE_OPTIONS = (
-    option(
-        "--node",
-        "names",
-        multiple=True,
-        metavar="NAME",
-        shell_complete=completion.nodes,
-        help="Read this node. Repeatable.",
-        group=QUESTION,
-    ),
-    option("--all-nodes", "everywhere", is_flag=True, help="Read all nodes.", group=QUESTION),
+# The command gets `nodes`: the names of nodes, none for all.
+node_option = option(
+    "--node",
+    "nodes",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.nodes,
+    help="Read this node only. Repeatable.  [default: all nodes]",
+    group=QUESTION,
 )
 namespace_option = option(
     "-n",
@@ -158,28 +214,14 @@ def cluster_options(command: _Command) -> _Command:
     return with_options(wrapper, _CLUSTER_OPTIONS)
 
 
-def node_options(command: _Command) -> _Command:
-    """Add --node and --all-nodes, of which one is required. The command gets one argument, `nodes`."""
-
-    @functools.wraps(command)
-    def wrapper(names: tuple[str, ...], everywhere: bool, **arguments: Any) -> Any:
-        if bool(names) == everywhere:
-            raise click.UsageError(
-                "give either --node NAME or --all-nodes; `kubectl get nodes` lists the names"
-            )
-        return command(nodes=NodeSelection(names, everywhere), **arguments)
-
-    return with_options(wrapper, _NODE_OPTIONS)
-
-
-def list_nodes(client: "Client", wanted: NodeSelection) -> Sequence[Node]:
-    """Return these Nodes, ordered by name. Raises SourceError, and ClickException if one does not exist."""
+def list_nodes(client: "Client", wanted: Sequence[str]) -> Sequence[Node]:
+    """Return these Nodes, or all, ordered by name. Raises SourceError, and ClickException if one does not exist."""
     from pykubeproxy.sources.queries import list_kind
 
     nodes = {node.name: node for node in list_kind(client, Kind.NODE).objects if isinstance(node, Node)}
-    if missing := [name for name in wanted.names if name not in nodes]:
+    if missing := [name for name in wanted if name not in nodes]:
         raise click.ClickException(f"there is no node {missing[0]}; run `kubectl get nodes`")
-    return [nodes[name] for name in sorted(nodes if wanted.everywhere else set(wanted.names))]
+    return [nodes[name] for name in sorted(set(wanted) or nodes)]
 
 
 def list_objects(client: "Client") -> "Cluster":
@@ -195,7 +237,7 @@ def list_objects(client: "Client") -> "Cluster":
 
 @contextmanager
 def selected_nodes(
-    cluster: ClusterOptions, wanted: NodeSelection
+    cluster: ClusterOptions, wanted: Sequence[str]
 ) -> "Iterator[tuple[NodeAccess, Sequence[Node]]]":
     """Provide the access to nodes, and these nodes; remove debug pods at the end. Raises as `list_nodes` does."""
     client = cluster.client()

@@ -239,10 +239,11 @@ def _are(pattern: re.Pattern[str], *names: str) -> bool:
 
 
 def _from_cluster(ctx: click.Context, kinds: Collection[TargetKind | None]) -> KnownNames:
-    from pykubeproxy.cli.sources import user_client
+    from pykubeproxy.cli.cluster import ClusterOptions
     from pykubeproxy.sources.queries import list_kind
 
-    client = user_client(ctx.params.get("kubeconfig") or "", ctx.params.get("context_name") or "")
+    given = {name: ctx.params[name] for name in ClusterOptions._fields if ctx.params.get(name)}
+    client = ClusterOptions(**{"kubeconfig": "", "context_name": "", **given}).client()
     if TargetKind.NODE in kinds:
         return KnownNames(nodes=[node.name for node in list_kind(client, Kind.NODE).objects])
     services = [

@@ -14,11 +14,10 @@ import msgspec
 from pykubeproxy import garbage
 from pykubeproxy.cli.cluster import (
     ClusterOptions,
-    NodeSelection,
     cluster_options,
     cluster_source,
     list_objects,
-    node_options,
+    node_option,
     selected_nodes,
 )
 from pykubeproxy.cli.emit import emit, report_option
@@ -343,7 +342,7 @@ class _ClusterSource:
         2: "Wrong usage or a failure, or a node could not be read.",
     },
 )
-@node_options
+@node_option
 @option(
     "--sync-period",
     type=click.FloatRange(0, 3600),
@@ -356,7 +355,7 @@ class _ClusterSource:
 @report_option("rules", about="rules is a unified diff of each chain of one node")
 @cluster_options
 def diff_of_nodes(
-    nodes: NodeSelection,
+    nodes: tuple[str, ...],
     sync_period: float,
     output: str,
     cluster: ClusterOptions,
@@ -372,11 +371,11 @@ def diff_of_nodes(
     Service stays wrong for --sync-period while its objects stay the same, or if these changed long before.
 
     \b
-    kubectl pykubeproxy diff --all-nodes
-    kubectl pykubeproxy diff --all-nodes -o json
+    kubectl pykubeproxy diff
+    kubectl pykubeproxy diff -o json
     kubectl pykubeproxy diff --node node1 -o rules
     """
-    if output == "rules" and len(nodes.names) != 1:
+    if output == "rules" and len(nodes) != 1:
         raise click.UsageError("-o rules shows one node; give one --node NAME")
     from pykubeproxy.inspect.diff.rounds import Clock, compare_nodes
 

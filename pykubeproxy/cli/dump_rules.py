@@ -11,11 +11,10 @@ import msgspec
 from pykubeproxy.cli import terminal
 from pykubeproxy.cli.cluster import (
     ClusterOptions,
-    NodeSelection,
     cluster_options,
     cluster_source,
     namespace_option,
-    node_options,
+    node_option,
     selected_nodes,
 )
 from pykubeproxy.cli.completion import namespaces, services
@@ -100,14 +99,14 @@ def dump_rules(
 @click.argument("service", default="", shell_complete=services)
 @_output
 @family_option
-@node_options
+@node_option
 @namespace_option
 @cluster_options
 def dump_rules_of_nodes(
     service: str,
     output: str,
     families: tuple[Family, ...],
-    nodes: NodeSelection,
+    nodes: tuple[str, ...],
     namespace: str,
     cluster: ClusterOptions,
 ) -> None:
@@ -118,7 +117,7 @@ def dump_rules_of_nodes(
 
     \b
     kubectl pykubeproxy dump-rules --node node1
-    kubectl pykubeproxy dump-rules web:http -n default --all-nodes
+    kubectl pykubeproxy dump-rules web:http -n default
     """
     query = service_filter(service, namespace)
     if not query.namespace and is_service_name(service):

@@ -141,13 +141,13 @@ node_address_option = option(
 )
 
 
-def config_options(command: _Command) -> _Command:
-    """Add --config and the flags of all settings to a command.
+def config_options(command: _Command, *, without: str = "") -> _Command:
+    """Add --config and the flags of all settings to a command, but for the flag `without`.
 
     The command gets one argument `flags`: the given flags by name without dashes, with their text, or a tuple of texts
     for repeatable flags. Flags without effect and deprecated flags are accepted but hidden from `--help`.
     """
-    return with_options(command, map(_option, _FLAGGED))
+    return with_options(command, (_option(setting) for setting in _FLAGGED if setting.flag != without))
 
 
 def action_options(command: _Command) -> _Command:

@@ -28,15 +28,17 @@ class Topic(enum.StrEnum):
     NO_EFFECT = "Without effect"
 
 
-# What to ask, what to change on this machine, where rules and objects come from, how rules are made, how to show them.
+# What to ask, what to change on this machine, where rules and objects come from and how to get there, how rules are
+# made, how to show them.
 QUESTION = "Question"
 ACTION = "Action"
 SOURCE = "Source"
+CONNECTION = "Connection to the API server"
 RULES = "Rules"
 OUTPUT = "Output"
 HELP = "Help"
 # In the order of --help.
-GROUPS = (QUESTION, ACTION, SOURCE, RULES, *Topic, OUTPUT, HELP)
+GROUPS = (QUESTION, ACTION, SOURCE, CONNECTION, RULES, *Topic, OUTPUT, HELP)
 
 # Exit codes. `run` and `cleanup` report a failure as kube-proxy does.
 DIFFERENT, FAILED, NOT_ANSWERED, INTERRUPTED, UNREAD = 1, 1, 2, 130, 141

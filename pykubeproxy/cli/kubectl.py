@@ -42,7 +42,7 @@ def plugin() -> None:
 
     \b
     kubectl pykubeproxy trace pod/default/client svc/default/web
-    kubectl pykubeproxy diff --all-nodes
+    kubectl pykubeproxy diff
     """
     terminal.guard()
 

@@ -1,6 +1,7 @@
 """Where a command on a node reads rules and objects: this node and its agent, files, a bundle, or an API server."""
 
-import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
     from pykubeproxy.nodes.agent import AgentState
     from pykubeproxy.nodes.objects import KnownObjects
     from pykubeproxy.sources import Client
+    from pykubeproxy.sources.credentials import Kubeconfigs
 
 Backend = Literal["auto", "nft", "legacy"]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 # The metrics address of an agent on this node.
 AGENT_URL = "http://127.0.0.1:10249"
+# Seconds without an answer of an API server after which a command says so.
+_SILENCE = 4.0
 # Requests per second, as for kubectl.
 _QPS, _BURST = 50.0, 300
 bundle_option = option(
@@ -135,12 +139,26 @@ def objects_on_server(
     return server_objects(config, settings, query, nodes)
 
 
-def user_client(kubeconfig: str, context: str) -> "Client":
-    """Return a client of the API server that kubectl would ask; log lines go to standard error. Raises SourceError."""
+def user_client(kubeconfigs: "Kubeconfigs | None", seconds: float) -> "Client":
+    """Return a client of the API server that kubectl would ask, with a limit for each answer; warn if it is silent.
+
+    Log lines go to standard error. Raises SourceError.
+    """
     from pykubeproxy.cli import logs
     from pykubeproxy.config import LogFormat
     from pykubeproxy.sources import Client
-    from pykubeproxy.sources.kubeconfig import user_kubeconfigs
 
     logs.set_up(LogFormat.TEXT)
-    return Client(user_kubeconfigs(kubeconfig, context, os.environ) or "", qps=_QPS, burst=_BURST)
+    client = Client(kubeconfigs or "", qps=_QPS, burst=_BURST, longest_answer=seconds)
+    threading.Thread(target=_warn_of_silence, args=(client, seconds), name="silence", daemon=True).start()
+    return client
+
+
+def _warn_of_silence(client: "Client", longest: float) -> None:
+    """Say so once if a request has no answer for some seconds."""
+    while client.contact.silence() < _SILENCE:
+        time.sleep(_SILENCE / 8)
+    echo_line(
+        f"{client.server} has not answered for {_SILENCE:.0f} s; waiting up to {longest:.0f} s (--request-timeout)",
+        err=True,
+    )

@@ -6,9 +6,8 @@ import click
 
 from pykubeproxy.cli.cluster import (
     ClusterOptions,
-    NodeSelection,
     cluster_options,
-    node_options,
+    node_option,
     selected_nodes,
 )
 from pykubeproxy.cli.emit import emit, report_option
@@ -60,16 +59,16 @@ def status(url: str | None, bundle_file: str | None, output: str) -> None:
     exit_codes={0: "Nothing is wrong.", 1: "Something is wrong on a node.", 2: "Wrong usage or a failure."},
 )
 @report_option()
-@node_options
+@node_option
 @cluster_options
-def status_of_nodes(output: str, nodes: NodeSelection, cluster: ClusterOptions) -> None:
+def status_of_nodes(output: str, nodes: tuple[str, ...], cluster: ClusterOptions) -> None:
     """Show the proxy of each node: its version, mode and backend, restarts, and what is wrong with it.
 
     For pykubeproxy, this shows the health that its agent reports. For kube-proxy, it shows the state of its pod, and
     whether it has written rules; use diff to see whether they are up to date.
 
     \b
-    kubectl pykubeproxy status --all-nodes
+    kubectl pykubeproxy status
     kubectl pykubeproxy status --node node1 -o json
     """
     from pykubeproxy.nodes.proxy_states import cluster_status

@@ -1,7 +1,14 @@
-"""Debug pods: start pods on nodes whose proxies have no usable pod, and remove them when the tables are read."""
+"""Debug pods: start pods on nodes whose proxies have no usable pod, and remove them when the tables are read.
 
+The name of a pod tells the machine and the process of its command: pykubeproxy-debug-MACHINE-PID-RANDOM. So the next
+command removes the pods of a command that was killed.
+"""
+
+import hashlib
+import os
 import secrets
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +20,13 @@ from typing import Any, NoReturn, Self
 from pykubeproxy.objects.pods import Pod
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.failures import Failure, Forbidden, NotFound
-from pykubeproxy.sources.pods import ContainerRef, create_pod, delete_pod, get_pod
+from pykubeproxy.sources.pods import ContainerRef, create_pod, delete_pod, get_pod, list_pods
 
 NAMESPACE = "kube-system"
 """The namespace of debug pods: its Pod Security level must be privileged, as for the network of the host."""
 _CONTAINER = "debug"
+_LABELS = {"app.kubernetes.io/name": "pykubeproxy-debug"}
+_ROLE = "Role pykubeproxy-debug in manifests/inspect/rbac.yaml grants it"
 # Seconds after which the kubelet ends a pod that nobody removed.
 _DEADLINE = 600
 _START_SECONDS = 60.0
@@ -45,7 +54,20 @@ class DebugPods:
 
     def __enter__(self) -> Self:
         self._signals.enter_context(_handling(_end, *_ENDING))
+        self._remove_abandoned()
         return self
+
+    def _remove_abandoned(self) -> None:
+        """Remove the pods that have ended, and those whose command ran on this machine and has ended."""
+        labels = ",".join(f"{key}={value}" for key, value in _LABELS.items())
+        try:
+            for pod in list_pods(self._client, NAMESPACE, labels=labels):
+                if pod.finished or _is_abandoned(pod.name):
+                    delete_pod(self._client, NAMESPACE, pod.name)
+        except Forbidden:
+            pass  # the pods end by themselves
+        except Failure as failure:
+            self._warn(f"cannot remove debug pods of earlier commands: {failure}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -62,7 +84,7 @@ class DebugPods:
     @contextmanager
     def on(self, node: str) -> Iterator[ContainerRef]:
         """Run a pod on a node until the end of the context. Raises Failure."""
-        name = f"pykubeproxy-debug-{secrets.token_hex(4)}"
+        name = f"pykubeproxy-debug-{_machine()}-{os.getpid()}-{secrets.token_hex(4)}"
         with self._changed:
             if self._closed:
                 raise Failure("the command is ending")
@@ -78,9 +100,9 @@ class DebugPods:
         refused = False
         try:
             create_pod(self._client, NAMESPACE, manifest(name, node, self._image))
-        except Forbidden:
+        except Forbidden as failure:
             refused = True
-            raise
+            raise Forbidden(f"{failure}; {_ROLE}", refused=True) from None
         finally:
             with self._changed:
                 self._creating.discard(name)
@@ -125,7 +147,7 @@ def manifest(name: str, node: str, image: str) -> dict[str, object]:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "pykubeproxy-debug"}},
+        "metadata": {"name": name, "labels": _LABELS},
         "spec": {
             "nodeName": node,
             "hostNetwork": True,
@@ -153,6 +175,25 @@ def manifest(name: str, node: str, image: str) -> dict[str, object]:
             ],
         },
     }
+
+
+def _machine() -> str:
+    """Return a word for this machine that does not tell its name."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+
+
+def _is_abandoned(name: str) -> bool:
+    """Return whether the command that made a pod ran on this machine and has ended."""
+    *_, machine, process, _ = name.split("-")
+    if machine != _machine() or not process.isdecimal():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False  # of another user
+    return False
 
 
 def _problem(pod: Pod) -> str:

@@ -64,9 +64,9 @@ class Client:
     `kubeconfig` is a path or several to merge, and `master` a URL, as in --kubeconfig and --master; without both, use the
     pod's service account. `qps` and `burst` limit requests per second. Raises SourceError for unusable settings.
 
-    The header of a response must arrive within `idle` seconds, at most a minute; that includes the credentials, the
-    connection and TLS. Then each piece of the body must arrive within `idle` seconds. `keepalive` says when a connection
-    without any packets breaks; `contact` records when the server last sent something.
+    The header of a response must arrive within `idle` seconds, at most `longest_answer`; that includes the credentials,
+    the connection and TLS. Then each piece of the body must arrive within `idle` seconds. `keepalive` says when a
+    connection without any packets breaks; `contact` records when the server last sent something.
     """
 
     def __init__(
@@ -77,8 +77,10 @@ class Client:
         burst: int = 10,
         keepalive: Keepalive | None = None,
         contact: Contact | None = None,
+        longest_answer: float = _LONGEST_ANSWER,
     ) -> None:
         self.contact = contact or Contact()
+        self._longest_answer = longest_answer
         self._bucket = TokenBucket(qps, burst)
         self._keepalive = keepalive or Keepalive()
         self._credentials = CredentialStore(kubeconfig, master)
@@ -192,7 +194,7 @@ class Client:
             attempt = Attempt(partial(self._authenticated, exchange))
         except RuntimeError as error:
             raise Failure(f"the request to {self.server} failed: {error}") from None
-        return ApiResponse(attempt, self, min(answer, _LONGEST_ANSWER), seconds)
+        return ApiResponse(attempt, self, min(answer, self._longest_answer), seconds)
 
     def failed(self, failure: Failure, acknowledged: float) -> None:
         """Record the failure of a request, and when its peer last acknowledged a packet."""

@@ -13,14 +13,30 @@ from pykubeproxy.sources.proxies import shown, user_of
 from pykubeproxy.sources.watch import SourceError
 
 
+class Overrides(msgspec.Struct, frozen=True):
+    """What replaces settings of a kubeconfig, as kubectl's options of these names do; empty values replace nothing.
+
+    `cluster` and `user` name other entries than those of the context.
+    """
+
+    server: str = ""
+    cluster: str = ""
+    user: str = ""
+    token: str = ""
+    as_user: str = ""
+    as_groups: tuple[str, ...] = ()
+    insecure_skip_tls_verify: bool = False
+
+
 class Kubeconfigs(msgspec.Struct, frozen=True):
-    """Kubeconfigs to merge, and the context to use, "" for their current one.
+    """Kubeconfigs to merge, the context to use, "" for their current one, and what replaces its settings.
 
     The first file with an entry of a name, or with a current context, wins. Missing files count as empty.
     """
 
     paths: tuple[str, ...]
     context: str = ""
+    overrides: Overrides = Overrides()
 
     def __str__(self) -> str:
         return os.pathsep.join(self.paths)

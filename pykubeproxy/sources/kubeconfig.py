@@ -22,7 +22,13 @@ from urllib3.util import make_headers
 
 from pykubeproxy.config import yaml
 from pykubeproxy.sources import plugin
-from pykubeproxy.sources.credentials import Credentials, Kubeconfigs, ServerConfig, server_url
+from pykubeproxy.sources.credentials import (
+    Credentials,
+    Kubeconfigs,
+    Overrides,
+    ServerConfig,
+    server_url,
+)
 from pykubeproxy.sources.proxies import proxy_for
 from pykubeproxy.sources.watch import SourceError
 
@@ -33,6 +39,7 @@ _PATHS = ("certificate_authority", "client_certificate", "client_key", "token_fi
 _EARLY = 60.0
 # The characters of a header's name, except "%", which escapes the others.
 _LEGAL = frozenset((string.ascii_letters + string.digits + "!#$&'*+-.^_`|~").encode())
+_NO_OVERRIDES = Overrides()
 # Temporary files by their content.
 _temporary_files: dict[bytes, str] = {}
 
@@ -107,18 +114,22 @@ class _KubeconfigFile(msgspec.Struct, rename="kebab"):
     contexts: tuple[_NamedContext, ...] = ()
 
 
-def user_kubeconfigs(path: str, context: str, environment: Mapping[str, str]) -> Kubeconfigs | None:
+def user_kubeconfigs(
+    path: str, context: str, environment: Mapping[str, str], overrides: Overrides = _NO_OVERRIDES
+) -> Kubeconfigs | None:
     """Return the kubeconfigs that kubectl would read: `path`, else those of KUBECONFIG, else ~/.kube/config.
 
     Return None if there are none in a pod, where kubectl then uses the service account. Raises SourceError if there are
-    none elsewhere.
+    none elsewhere and `overrides` name no server.
     """
     if path:
-        return Kubeconfigs((path,), context)
+        return Kubeconfigs((path,), context, overrides)
     named = list(filter(None, environment.get("KUBECONFIG", "").split(os.pathsep)))
     paths = tuple(dict.fromkeys(named or [str(Path.home() / ".kube" / "config")]))
     if any(Path(name).is_file() for name in paths):
-        return Kubeconfigs(paths, context)
+        return Kubeconfigs(paths, context, overrides)
+    if overrides.server:
+        return Kubeconfigs((), context, overrides)
     if named:
         raise SourceError(f"KUBECONFIG names no file that exists: {os.pathsep.join(named)}")
     if context or "KUBERNETES_SERVICE_HOST" not in environment:
@@ -155,7 +166,7 @@ def load_kubeconfig(
 
 @contextmanager
 def _errors_of(kubeconfigs: Kubeconfigs) -> Iterator[None]:
-    if not any(path.is_file() for path in kubeconfigs.files()):
+    if kubeconfigs.paths and not any(path.is_file() for path in kubeconfigs.files()):
         raise SourceError(f"kubeconfig {kubeconfigs} does not exist or is not a file")
     try:
         yield
@@ -165,7 +176,7 @@ def _errors_of(kubeconfigs: Kubeconfigs) -> Iterator[None]:
 
 def _current_context(kubeconfigs: Kubeconfigs) -> _CurrentContext:
     """Return what the current context names, empty where it names nothing. Raises SourceError, OSError and YAMLError."""
-    files = [_read(path) for path in kubeconfigs.files() if path.is_file()]
+    files, given = [_read(path) for path in kubeconfigs.files() if path.is_file()], kubeconfigs.overrides
     name = kubeconfigs.context or next((file.current_context for file in files if file.current_context), "")
     files.reverse()  # the first file wins
     contexts = {named.name: named.context for file in files for named in file.contexts}
@@ -174,8 +185,30 @@ def _current_context(kubeconfigs: Kubeconfigs) -> _CurrentContext:
     context = contexts.get(name, _KubeconfigContext())
     clusters = {named.name: named.cluster for file in files for named in file.clusters}
     users = {named.name: named.user for file in files for named in file.users}
-    cluster, user = clusters.get(context.cluster), users.get(context.user)
-    return _CurrentContext(cluster or KubeconfigCluster(), user or KubeconfigUser(), context.namespace)
+    for kind, chosen, known in (("cluster", given.cluster, clusters), ("user", given.user, users)):
+        if chosen and chosen not in known:
+            raise SourceError(f"it has no {kind} {chosen!r}")
+    cluster = clusters.get(given.cluster or context.cluster) or KubeconfigCluster()
+    user = users.get(given.user or context.user) or KubeconfigUser()
+    return _CurrentContext(*_overridden(cluster, user, given), context.namespace)
+
+
+def _overridden(
+    cluster: KubeconfigCluster, user: KubeconfigUser, given: Overrides
+) -> tuple[KubeconfigCluster, KubeconfigUser]:
+    if given.server:
+        cluster = replace(cluster, server=given.server, tls_server_name="")
+    if given.insecure_skip_tls_verify:
+        cluster = replace(
+            cluster, insecure_skip_tls_verify=True, certificate_authority="", certificate_authority_data=""
+        )
+    if given.token:
+        user = replace(
+            user, token=given.token, token_file="", username="", password="", exec=None, auth_provider=None
+        )
+    if given.as_user or given.as_groups:
+        user = replace(user, as_=given.as_user or user.as_, as_groups=given.as_groups or user.as_groups)
+    return cluster, user
 
 
 def _read(path: Path) -> _KubeconfigFile:

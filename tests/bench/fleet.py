@@ -43,10 +43,10 @@ def main() -> None:
             assert server.stdout
             kubeconfig = server.stdout.readline().strip()
             try:
-                diff = _run(folder, kubeconfig, "diff", "--all-nodes", "-o", "json")
+                diff = _run(folder, kubeconfig, "diff", "-o", "json")
                 _check(size, diff)
                 print(
-                    f"diff --all-nodes, {size.nodes} nodes, {size.services} Services with {size.endpoints} endpoints: {diff}"
+                    f"diff, {size.nodes} nodes, {size.services} Services with {size.endpoints} endpoints: {diff}"
                 )
                 explain = _run(folder, kubeconfig, "explain", "default/service0")
                 print(f"explain of one Service: {explain}")

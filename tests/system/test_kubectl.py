@@ -32,7 +32,7 @@ def lab() -> Iterator[Lab]:
     with Lab(f"tk{os.getpid()}") as made, made.outside.namespace.entered():
         made.start_pod("own-1", "own", "node1", ["sleep", "600"])
         made.service("web")
-        made.until(lambda: "web" in plugin(made, "dump-rules", "--all-nodes").stdout, "rules for web")
+        made.until(lambda: "web" in plugin(made, "dump-rules").stdout, "rules for web")
         yield made
 
 
@@ -139,7 +139,7 @@ def test_no_command_leaves_the_lab(lab: Lab) -> None:
 
 
 def test_both_agents_are_healthy(lab: Lab) -> None:
-    done = plugin(lab, "status", "--all-nodes", "-o", "json")
+    done = plugin(lab, "status", "-o", "json")
     assert done.returncode == 0, done
     assert [(it["node"], it["agent"]["node"]) for it in json.loads(done.stdout)["nodes"]] == [
         ("node1", "node1"),
@@ -158,7 +158,7 @@ def test_rules_are_those_that_the_node_shows(lab: Lab) -> None:
 
 
 def test_debug_pods_come_and_go(lab: Lab) -> None:
-    command = ("dump-rules", "web", "--all-nodes", "--pod-selector", "app=none", "--debug-image", "any")
+    command = ("dump-rules", "web", "--pod-selector", "app=none", "--debug-image", "any")
     done = plugin(lab, *command)
     assert done.returncode == 0, done
     assert done.stdout.count("pod kube-system/pykubeproxy-debug-") == 2
@@ -167,7 +167,7 @@ def test_debug_pods_come_and_go(lab: Lab) -> None:
 
 
 def diff(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return kubectl(lab, "pykubeproxy", "diff", "--all-nodes", *arguments)
+    return kubectl(lab, "pykubeproxy", "diff", *arguments)
 
 
 def test_a_node_whose_proxy_stopped_is_named_with_its_services(lab: Lab) -> None:

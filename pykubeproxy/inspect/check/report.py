@@ -101,13 +101,18 @@ class CheckReport(Report, frozen=True):
     passed: bool
     nodes: tuple[CheckedNode, ...]
 
-    def blocks(self, *, wide: bool) -> Iterator[Block]:  # noqa: ARG002
-        """Return the findings of each node, and a summary."""
+    def blocks(self, *, wide: bool) -> Iterator[Block]:
+        """Return the problems of each node, and a summary; `wide` shows what passed or was skipped too."""
         for one in self.nodes:
+            # Of another node, what is skipped shows that nobody could read it.
+            passed = (Level.OK, Level.SKIP) if one.configuration else (Level.OK,)
+            shown = [check for check in one.checks if wide or check.level not in passed]
             if len(self.nodes) > 1 or not one.configuration:
-                yield GAP
-                yield Heading(one.node, rest=f"  {one.proxy or 'no pod of a proxy'}")
-            yield Table([_row(check) for check in one.checks])
+                if wide:
+                    yield GAP
+                without = "" if shown else ": no problems"
+                yield Heading(one.node, rest=f"  {one.proxy or 'no pod of a proxy'}{without}")
+            yield Table([_row(check) for check in shown])
             if one.configuration:
                 yield GAP
                 yield Sentence(f"Configuration: {one.configuration}.")

@@ -305,7 +305,7 @@ def agent_stopped(run: Run) -> None:
         result = caller.prober.tcp(vip, 40, timeout=0.05)
         expect(result.errors["timeout"] > 0, "time-outs without the network of the removed pod", result)
         run.log("network gone", f"40 connections on node1: {result}")
-        run.inspect_cluster("diff --all-nodes --sync-period 1", "node1: 1 wrong Service default/web", 1)
+        run.inspect_cluster("diff --sync-period 1", "node1: 1 wrong Service default/web", 1)
     finally:
         agent.start()
     seconds = run.settle(caller.prober, vip, current)

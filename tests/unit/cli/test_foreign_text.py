@@ -150,4 +150,4 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteN
 
 @pytest.mark.parametrize("command", ["status", "check", "dump-rules", "diff"])
 def test_nodes_of_a_cluster(command: str, cluster: RemoteNodes) -> None:
-    shown(plugin, command, "--all-nodes")
+    shown(plugin, command)

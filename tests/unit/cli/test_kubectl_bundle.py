@@ -59,7 +59,7 @@ def read(path: str) -> Bundle:
 
 def test_all_nodes_are_saved_in_a_folder(cluster: RemoteNodes) -> None:
     """A node with another proxy is no failure."""
-    result = invoke("bundle", "--all-nodes", "-o", "out")
+    result = invoke("bundle", "-o", "out")
     ours, kube_proxy = sorted(map(read, result.stdout.split()), key=lambda it: it.manifest.proxy)
     assert sorted(map(str, Path("out").iterdir())) == sorted(result.stdout.split())
     assert Path(ours.name).read_bytes() == OURS
@@ -127,7 +127,7 @@ def test_interrupted_command_leaves_no_files(cluster: RemoteNodes, monkeypatch: 
 
     monkeypatch.setattr(saving, "save_node", half)
     monkeypatch.setattr(nodes_cluster, "on_each_node", lambda save, nodes, *_: [save(it) for it in nodes])
-    CliRunner().invoke(plugin, ["bundle", "--all-nodes", "-o", "out"])
+    CliRunner().invoke(plugin, ["bundle", "-o", "out"])
     assert list(Path("out").iterdir()) == []
 
 

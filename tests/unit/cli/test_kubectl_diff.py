@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pykubeproxy.cli import diff as module
-from pykubeproxy.cli.cluster import NodeSelection
 from pykubeproxy.inspect.diff import rounds
 from pykubeproxy.inspect.diff.report import NodeResult, NodeVerdict
 from pykubeproxy.inspect.node import NodeState, UnknownNode, unread_rules
@@ -83,7 +82,7 @@ def _api_server(
 
 
 def selected(wanted: Any) -> list[Node]:
-    return [it.node for it in nodes(SIZE) if wanted.everywhere or it.node.name in wanted.names]
+    return [it.node for it in nodes(SIZE) if not wanted or it.node.name in wanted]
 
 
 def run(*args: str) -> Result:
@@ -91,13 +90,13 @@ def run(*args: str) -> Result:
 
 
 def test_nodes_that_follow_give_exit_code_0_even_with_other_modes_among_them() -> None:
-    result = run("--all-nodes")
+    result = run()
     assert result.exit_code == 0, result.output
     assert result.stdout.endswith("8 nodes: 7 follow, 1 not compared.\n")
 
 
 def test_the_proxy_of_a_node_that_is_not_compared_is_named() -> None:
-    assert "node7  kube-proxy v1.35.1   not compared\n" in run("--all-nodes").stdout
+    assert "node7  kube-proxy v1.35.1   not compared\n" in run().stdout
     (node,) = json.loads(run("--node", "node7", "-o", "json").stdout)["nodes"]
     assert (node["proxy"], node["pod"]) == ("kube-proxy v1.35.1", "kube-system/p7")
 
@@ -105,7 +104,7 @@ def test_the_proxy_of_a_node_that_is_not_compared_is_named() -> None:
 def test_nodes_with_other_tables_or_without_a_family_are_named(without_ipv6: set[str]) -> None:
     """A missing family is a failure only for a node with an address of it."""
     without_ipv6 |= {"node2", "node3"}
-    result = run("--all-nodes")
+    result = run()
     assert result.exit_code == 0
     assert result.stderr == (
         "node1: the legacy tables have service-proxy rules too, and packets pass both\n"
@@ -117,17 +116,15 @@ def test_node_without_a_family_that_it_needs_gives_exit_code_2(
     monkeypatch: pytest.MonkeyPatch, without_ipv6: set[str]
 ) -> None:
     without_ipv6.add("node2")
-    dual = [
-        Node(it.name, (*it.addresses, "2001:db8::1")) for it in selected(NodeSelection((), everywhere=True))
-    ]
+    dual = [Node(it.name, (*it.addresses, "2001:db8::1")) for it in selected(())]
     monkeypatch.setattr(module, "selected_nodes", lambda _, __: nullcontext((ACCESS, dual)))
-    assert run("--all-nodes").exit_code == 2
+    assert run().exit_code == 2
 
 
 def test_a_stale_node_gives_exit_code_1(stale: set[str], failing: set[str]) -> None:
     stale |= {"node1", "node2"}
     failing.add("node4")
-    result = run("--all-nodes")
+    result = run()
     assert result.exit_code == 1
     assert "node1 and node2: 1 wrong Service\n" in result.output
     assert "default/service1:http at 10.96.0.2:80: 1 endpoint missing" in result.output
@@ -136,7 +133,7 @@ def test_a_stale_node_gives_exit_code_1(stale: set[str], failing: set[str]) -> N
 
 def test_a_node_that_cannot_be_read_gives_exit_code_2(failing: set[str]) -> None:
     failing.add("node4")
-    assert run("--all-nodes").exit_code == 2
+    assert run().exit_code == 2
 
 
 def test_progress_of_nodes_that_are_read_again_has_its_own_count(
@@ -151,7 +148,7 @@ def test_progress_of_nodes_that_are_read_again_has_its_own_count(
         yield lambda: seen.append("one")
 
     monkeypatch.setattr(module, "progress", progress)
-    run("--all-nodes")
+    run()
     assert seen == ["Reading nodes: 8", *["one"] * 8, "Reading nodes: 1", "one"]
 
 
@@ -164,7 +161,7 @@ def test_the_rules_of_one_node_are_compared_as_text(stale: set[str]) -> None:
 
 
 def test_only_one_node_has_a_diff_of_rules() -> None:
-    result = run("--all-nodes", "-o", "rules")
+    result = run("-o", "rules")
     assert result.exit_code == 2
     assert "-o rules shows one node" in result.output
 
@@ -173,6 +170,6 @@ def test_a_quarantined_service_gives_exit_code_1(monkeypatch: pytest.MonkeyPatch
     """Its node follows the objects, but nobody serves it."""
     result = NodeResult("node1", NodeVerdict.FOLLOWS, quarantined=("default/large",))
     monkeypatch.setattr(rounds, "compare_nodes", lambda *_, **__: iter([result]))
-    found = run("--all-nodes")
+    found = run()
     assert found.exit_code == 1
     assert "node1: 1 quarantined Service, not served: default/large;" in found.output

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,14 +82,14 @@ def test_dump_rules_of_one_node(cluster: RemoteNodes) -> None:
 
 def test_dump_rules_of_all_nodes(cluster: RemoteNodes) -> None:
     """A node with another proxy is no failure."""
-    result = invoke("dump-rules", "--all-nodes")
+    result = invoke("dump-rules")
     assert "# Node n1, " in result.stdout and "# Node n2, pykubeproxy 0.1.0, " in result.stdout
     assert result.stderr == "n3: runs Cilium and no kube-proxy\n"
 
 
 def test_dump_rules_as_json(cluster: RemoteNodes) -> None:
     cluster.node("n4")
-    document = printed("dump-rules", "--all-nodes", code=2)
+    document = printed("dump-rules", code=2)
     assert [(it["node"], it["proxy"], it["pod"], it["otherProxy"]) for it in document["nodes"]] == [
         ("n1", "kube-proxy v1.35.1", "kube-system/p1", False),
         ("n2", "pykubeproxy 0.1.0", "kube-system/p2", False),
@@ -111,7 +112,7 @@ def test_dump_rules_of_a_service(cluster: RemoteNodes) -> None:
 
 
 def test_status(cluster: RemoteNodes) -> None:
-    lines = invoke("status", "--all-nodes").stdout.splitlines()
+    lines = invoke("status").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["NODE", "n1", "n2", "n3", "It"]
     assert lines[1].split()[1:7] == ["kube-proxy", "v1.35.1", "iptables", "(nft)", "ready", "2"]
     assert lines[2].split()[1:7] == ["pykubeproxy", "0.1.0", "iptables", "(legacy)", "healthy", "0"]
@@ -123,7 +124,7 @@ def test_status_of_a_node_with_a_problem(cluster: RemoteNodes) -> None:
     cluster.saves("p1", "legacy", "")
     unwell = STATUS | {"healthy": False, "ready": False}
     cluster.program("p2", "pykubeproxy", status_of(unwell), code=1)
-    document = printed("status", "--all-nodes", code=1)
+    document = printed("status", code=1)
     assert not document["healthy"]
     first, second, third = document["nodes"]
     assert first["problem"] == "no service-proxy rules; run `kubectl logs -n kube-system p1`"
@@ -168,7 +169,7 @@ def test_an_answer_of_another_version_is_a_problem(cluster: RemoteNodes, documen
 
 
 def test_names_of_all_nodes_come_once(cluster: RemoteNodes) -> None:
-    assert invoke("dump-rules", "--all-nodes", "-o", "name").stdout == "svc/default/web:http\n"
+    assert invoke("dump-rules", "-o", "name").stdout == "svc/default/web:http\n"
 
 
 NO_IPV6 = "IPv6 rules could not be read: ip6tables-nft-save exited with status 1: no IPv6"
@@ -202,7 +203,7 @@ def test_check(cluster: RemoteNodes) -> None:
     """Our agent checks its node itself; what kube-proxy's pod and rules show is checked here."""
     own = {"check": "kernel", "level": "ok", "message": "works", "advice": "", "family": "IPv4"}
     cluster.program("p2", "pykubeproxy", checks_of(own))
-    document = printed("check", "--all-nodes")
+    document = printed("check")
     assert document["passed"]
     first, second, third = document["nodes"]
     levels = {it["check"]: it["level"] for it in first["checks"]}
@@ -230,14 +231,14 @@ def test_progress_counts_nodes(cluster: RemoteNodes, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(f"pykubeproxy.cli.{command}.progress", progress)
     monkeypatch.chdir(cluster.kubeconfig.parent)
-    CliRunner().invoke(plugin, [command, "--all-nodes"])
+    CliRunner().invoke(plugin, [command])
     assert seen[0].endswith(" nodes: 3") and seen[1:] == ["one"] * 3
 
 
 def test_check_of_a_node_that_cannot_be_read_does_not_pass(cluster: RemoteNodes) -> None:
     cluster.program("p1", "iptables-nft-save", errors="\x1b[2Jdenied", code=4)
     cluster.program("p1", "ip6tables-nft-save", code=4)
-    assert "skip  tables" in invoke("check", "--all-nodes", code=2).stdout
+    assert "skip  tables" in invoke("check", code=2).stdout
     cluster.program("p2", "pykubeproxy", errors="Error: no agent\n", code=2)
     assert "skip  tables" in invoke("check", "--node", "n2", code=2).stdout
 
@@ -255,11 +256,6 @@ def test_check_of_an_agent_without_a_report_does_not_pass(cluster: RemoteNodes, 
 def test_node_that_does_not_exist(cluster: RemoteNodes) -> None:
     result = invoke("status", "--node", "n9", code=2)
     assert result.stderr == "Error: there is no node n9; run `kubectl get nodes`\n"
-
-
-@pytest.mark.parametrize("arguments", [(), ("--node", "n1", "--all-nodes")])
-def test_nodes_must_be_named(cluster: RemoteNodes, arguments: tuple[str, ...]) -> None:
-    assert "give either --node NAME or --all-nodes" in invoke("status", *arguments, code=2).stderr
 
 
 def test_cluster_that_cannot_be_asked(cluster: RemoteNodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,3 +277,14 @@ def test_cluster_that_cannot_be_asked(cluster: RemoteNodes, monkeypatch: pytest.
         "there is no kubeconfig; set --kubeconfig or KUBECONFIG"
         in invoke("status", "--node", "n1", code=2).stderr
     )
+
+
+def test_a_server_that_never_answers_is_named_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pykubeproxy.cli.sources._SILENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as stuck:
+        url = f"http://127.0.0.1:{stuck.getsockname()[1]}"
+        result = CliRunner().invoke(plugin, ["status", "--server", url, "--request-timeout", "1s"])
+    assert result.exit_code == 2
+    warning, error = result.stderr.splitlines()
+    assert warning.startswith(f"{url} has not answered for 0 s; waiting up to 1 s")
+    assert f"no response from {url} within 1 s" in error

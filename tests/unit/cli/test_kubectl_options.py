@@ -3,14 +3,14 @@
 from typing import Any
 
 import click
+import pytest
 from click.testing import CliRunner
 
 from pykubeproxy.cli.cluster import (
     ClusterOptions,
-    NodeSelection,
     cluster_options,
     namespace_option,
-    node_options,
+    node_option,
 )
 from pykubeproxy.cli.kubectl import plugin
 
@@ -18,7 +18,7 @@ SEEN: list[dict[str, Any]] = []
 
 
 @click.command()
-@node_options
+@node_option
 @namespace_option
 @cluster_options
 def some(**arguments: Any) -> None:
@@ -35,10 +35,20 @@ def given(command: click.Command, *arguments: str) -> dict[str, Any]:
 def test_options_arrive_as_values() -> None:
     arguments = ("--node", "a", "--node", "b", "-n", "ns", "--context", "c", "--at-once", "3")
     assert given(some, *arguments) == {
-        "nodes": NodeSelection(("a", "b"), everywhere=False),
+        "nodes": ("a", "b"),
         "namespace": "ns",
         "cluster": ClusterOptions("", "c", at_once=3),
     }
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5s", 5), ("7", 7), ("1m30s", 60), ("40s", 40), ("0", 60)])
+def test_request_timeouts_as_kubectl_takes_them(text: str, seconds: float) -> None:
+    assert given(some, "--request-timeout", text)["cluster"].request_timeout == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5x", "s", "-1"])
+def test_a_duration_that_is_none_is_refused(text: str) -> None:
+    assert CliRunner().invoke(some, ["--request-timeout", text]).exit_code == 2
 
 
 def test_commands_about_whole_nodes_take_no_namespace() -> None:

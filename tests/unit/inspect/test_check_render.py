@@ -50,14 +50,24 @@ Configuration: flags.
 """
 
 
-def shown(findings: list[Finding]) -> str:
-    return text(check_report([checked_node("n1", findings, configuration="flags")]).blocks(wide=False))
+def shown(findings: list[Finding], *, wide: bool = True) -> str:
+    return text(check_report([checked_node("n1", findings, configuration="flags")]).blocks(wide=wide))
 
 
 def test_text_has_level_check_and_advice() -> None:
     """Within 80 columns."""
     assert click.unstyle(shown(FINDINGS)) == TEXT
     assert max(map(len, TEXT.splitlines())) <= 80
+
+
+def test_only_problems_are_shown_unless_asked() -> None:
+    levels = [
+        line.split()[0]
+        for line in click.unstyle(shown(FINDINGS, wide=False)).splitlines()
+        if line[:1].strip()
+    ]
+    assert levels[:-2] == ["warn", "fail", "fail", "warn"]
+    assert shown([FINDINGS[0]], wide=False).startswith("Configuration: flags.\n1 ok: this node is ready")
 
 
 def test_only_the_level_is_coloured() -> None:
@@ -117,4 +127,4 @@ def test_several_nodes_have_titles_and_names_of_those_that_fail() -> None:
         for line in click.unstyle(text(found.blocks(wide=False))).splitlines()
         if line[:2] in ("a ", "b ")
     ]
-    assert titles == ["a  kube-proxy v1.36.2", "b  kube-proxy v1.36.2"]
+    assert titles == ["a  kube-proxy v1.36.2: no problems", "b  kube-proxy v1.36.2"]

@@ -1,7 +1,11 @@
 """Debug pods: what they may do, and that none stays."""
 
+import os
 import signal
+import socket
+import subprocess
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import kubernetes_validate
 import pytest
@@ -9,6 +13,7 @@ import pytest
 from pykubeproxy.nodes.debug_pods import DebugPods, manifest
 from pykubeproxy.sources import Client
 from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.pods import ContainerRef
 from tests.fakes.faulty_apiserver import Order
 from tests.fakes.remote_nodes import RemoteNodes
 
@@ -87,10 +92,36 @@ def test_missing_permission(cluster: RemoteNodes, client: Client) -> None:
         cluster.api.faults.apply(Order(do="error", verb=verb, path="/pods", status=403, times=10))
     with (
         DebugPods(client, "image:1", warn=pytest.fail) as pods,
-        pytest.raises(Failure, match="new pods are not permitted"),
+        pytest.raises(
+            Failure, match=r"new pods are not permitted.*; Role pykubeproxy-debug in manifests/inspect"
+        ),
         pods.on("n1"),
     ):
         pass
+
+
+def test_pods_of_a_killed_command_are_removed_by_the_next_one(
+    cluster: RemoteNodes, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of a command that runs, or of another machine."""
+    cluster.node("n1")
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    made: dict[str, str] = {}
+    used: list[AbstractContextManager[ContainerRef]] = []
+    for name, process, machine in (
+        ("killed", ended.pid, ""),
+        ("running", 1, ""),
+        ("elsewhere", ended.pid, "other"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "getpid", lambda process=process: process)
+            if machine:
+                patched.setattr(socket, "gethostname", lambda machine=machine: machine)
+            used.append(DebugPods(client, "image:1", warn=pytest.fail).on("n1"))
+            made[name] = used[-1].__enter__().pod
+    with DebugPods(client, "image:1", warn=pytest.fail):
+        assert set(cluster.debug_pods()) == {made["running"], made["elsewhere"]}
 
 
 def test_pod_that_cannot_be_removed(cluster: RemoteNodes, client: Client) -> None:

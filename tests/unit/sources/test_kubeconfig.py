@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pykubeproxy.sources import SourceError, credential_store
-from pykubeproxy.sources.credentials import Credentials
+from pykubeproxy.sources.credentials import Credentials, Overrides
 from pykubeproxy.sources.kubeconfig import Kubeconfigs, context_namespace, user_kubeconfigs
 from tests.fakes.cluster import certificate
 from tests.fakes.kubeconfigs import write_content, write_kubeconfig
@@ -402,3 +402,53 @@ def test_files_that_do_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         user_kubeconfigs("", "", {})
     with pytest.raises(SourceError, match="there is no kubeconfig; set"):
         user_kubeconfigs("", "x1", {"KUBERNETES_SERVICE_HOST": "10.96.0.1"})
+
+
+OVERRIDDEN = """
+clusters:
+- {name: a, cluster: {server: "https://a:1", certificate-authority-data: eA==, tls-server-name: inner}}
+- {name: b, cluster: {server: "https://b:1"}}
+users:
+- {name: u, user: {exec: {command: absent, apiVersion: client.authentication.k8s.io/v1}}}
+- {name: v, user: {token: of-v}}
+contexts: [{name: x, context: {cluster: a, user: u}}]
+current-context: x
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "url", "headers"),
+    [
+        (Overrides(cluster="b", user="v"), "https://b:1", {"authorization": "Bearer of-v"}),
+        (Overrides(server="https://c:2", token="t"), "https://c:2", {"authorization": "Bearer t"}),
+        (
+            Overrides(user="v", as_user="jane", as_groups=("ops",)),
+            "https://a:1",
+            {"authorization": "Bearer of-v", "Impersonate-User": "jane", "Impersonate-Group": "ops"},
+        ),
+    ],
+)
+def test_options_replace_settings_of_a_kubeconfig(
+    tmp_path: Path, overrides: Overrides, url: str, headers: dict[str, str]
+) -> None:
+    path = tmp_path / "config"
+    path.write_text(OVERRIDDEN)
+    loaded = credential_store.load(Kubeconfigs((str(path),), "", overrides), "")
+    assert (loaded.server.url, dict(loaded.headers())) == (url, headers)
+    assert (loaded.server.tls_server_name == "inner") == (url == "https://a:1")
+
+
+def test_verification_is_switched_off_and_unknown_entries_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    path.write_text(OVERRIDDEN)
+    insecure = Overrides(user="v", insecure_skip_tls_verify=True)
+    server = credential_store.load(Kubeconfigs((str(path),), "", insecure), "").server
+    assert (server.verify, server.ca_file) == (False, None)
+    with pytest.raises(SourceError, match="no user 'w'"):
+        credential_store.load(Kubeconfigs((str(path),), "", Overrides(user="w")), "")
+
+
+def test_a_server_needs_no_kubeconfig(tmp_path: Path) -> None:
+    found = user_kubeconfigs("", "", {"HOME": str(tmp_path)}, Overrides(server="http://s:1"))
+    assert found == Kubeconfigs((), "", Overrides(server="http://s:1"))
+    assert found and credential_store.load(found, "").server.url == "http://s:1"
