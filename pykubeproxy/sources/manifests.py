@@ -12,9 +12,20 @@ from typing import IO, NamedTuple, NoReturn
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from pykubeproxy.config import yaml
-from pykubeproxy.objects import Key, Kind, Listed, Object, Undecodable, decode, rejection_warning
+from pykubeproxy.objects import (
+    EndpointSlice,
+    Key,
+    Kind,
+    Listed,
+    Object,
+    Service,
+    Undecodable,
+    decode,
+    rejection_warning,
+)
 from pykubeproxy.objects.pods import Pod, decode_pod
 from pykubeproxy.sources.watch import Emit, Outage, SourceError
 from pykubeproxy.wording import one_line
@@ -186,9 +197,31 @@ class ManifestFile:
             except Undecodable as error:
                 self._warn(f"{location}: {error}")
                 return
-            self.objects.append(LocatedObject(location, decoded))
-            if text := rejection_warning(decoded):
-                self.warnings.append(f"{location}: {text}")
+            admitted = _admitted(decoded)
+            self.objects.append(LocatedObject(location, admitted))
+            texts = (rejection_warning(admitted), _unassigned(admitted))
+            self.warnings += [f"{location}: {text}" for text in texts if text]
+
+
+def _admitted(object_: Object) -> Object:
+    """Return an object as an API server completes it: without a name, a port of an EndpointSlice has the name ""."""
+    if not isinstance(object_, EndpointSlice):
+        return object_
+    ports = tuple(port if port.name is not None else replace(port, name="") for port in object_.ports)
+    return replace(object_, ports=ports)
+
+
+def _unassigned(object_: Object) -> str:
+    """Name what an API server would assign to a Service and a manifest lacks, "" if nothing."""
+    if not isinstance(object_, Service) or object_.headless or not object_.ports:
+        return ""
+    lacks = [] if object_.cluster_ips or object_.rejected else ["clusterIP"]
+    if object_.type == "NodePort" and not all(port.node_port for port in object_.ports):
+        lacks.append("nodePort")
+    what = " and ".join(lacks)
+    return (
+        what and f"Service {object_.key} has no {what}, which an API server assigns: set it to get its rules"
+    )
 
 
 def _pod(raw: bytes | msgspec.Raw) -> Pod | None:

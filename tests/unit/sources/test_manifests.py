@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubeproxy.config import yaml
-from pykubeproxy.objects import Key, Kind, Service
+from pykubeproxy.objects import EndpointSlice, Key, Kind, Service
 from pykubeproxy.sources import SourceError, manifests
 from pykubeproxy.sources.manifests import InvalidManifest, ManifestWatch, load_manifests, read_manifest
 from tests.fakes.follower import Follower, eventually
@@ -412,3 +412,35 @@ def test_later_of_two_objects_counts(tmp_path: Path, logged: Lines) -> None:
         follower.sees("a", "b", "c")
     lines = [line["reason"] for line in logged if line["log_level"] == "warning"]
     assert lines == [f"{tmp_path}/a.yaml:1: Service default/a skipped: defined again at {tmp_path}/b.yaml:1"]
+
+
+GIVEN = "{apiVersion: v1, kind: Service, metadata: {name: web}, spec: %s}"
+
+
+def test_a_port_of_a_slice_without_a_name_has_the_empty_name() -> None:
+    """As an API server stores it; kube-proxy ignores a port whose name is null."""
+    slice_ = "{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: a}, addressType: IPv4, ports: [{port: 1}]}"
+    (found,) = read_manifest(slice_.encode(), "f.yaml").objects
+    assert isinstance(found.object, EndpointSlice)
+    assert [port.name for port in found.object.ports] == [""]
+
+
+@pytest.mark.parametrize(
+    ("spec", "lacks"),
+    [
+        ("{ports: [{port: 80}]}", "clusterIP"),
+        ("{type: NodePort, ports: [{port: 80}]}", "clusterIP and nodePort"),
+        (
+            "{type: NodePort, clusterIP: 10.96.0.1, ports: [{port: 80, nodePort: 30080}, {name: b, port: 81}]}",
+            "nodePort",
+        ),
+        ("{clusterIP: 10.96.0.1, ports: [{port: 80}]}", ""),
+        ("{clusterIP: None, ports: [{port: 80}]}", ""),
+        ("{type: ExternalName, externalName: example.com}", ""),
+    ],
+)
+def test_what_an_api_server_would_assign_is_named(spec: str, lacks: str) -> None:
+    warnings = read_manifest((GIVEN % spec).encode(), "f.yaml").warnings
+    assert [text.partition(" has no ")[2].partition(",")[0] for text in warnings] == (
+        [lacks] if lacks else []
+    )
