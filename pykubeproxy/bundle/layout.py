@@ -75,6 +75,7 @@ FILES = {
 class BundledFile(msgspec.Struct, frozen=True, rename="camel"):
     """Where one file of the bundle comes from, or why it is missing.
 
+    - `name`: its name in the folder of the bundle
     - `source`: the command, request or path it comes from
     - `size`: in bytes
     - `error`: why the file is missing, "" if it is there

@@ -18,7 +18,7 @@ _NAMES = 4
 
 
 class CleanedChain(msgspec.Struct, frozen=True, rename="camel"):
-    """A chain of the proxy."""
+    """A chain of the proxy that was removed or emptied."""
 
     table: str
     chain: str
@@ -65,6 +65,8 @@ class CleanedTables(msgspec.Struct, frozen=True, rename="camel"):
 class CleanedObjects(msgspec.Struct, frozen=True, rename="camel"):
     """The removal of what another mode of kube-proxy left, of one kind.
 
+    - `mode`: the mode that left them
+    - `kind`: what they are
     - `names`: those removed
     - `addresses`: removed with the interface
     - `kept`: those that other programs created

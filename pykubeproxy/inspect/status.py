@@ -12,7 +12,7 @@ from pykubeproxy.wording import duration
 
 
 class ProxyStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The proxy of one node.
+    """Which proxy a node has, and how it is.
 
     - `node`: its name
     - `proxy`: "pykubeproxy", "kube-proxy" or the name of a container; "" without a pod
@@ -47,11 +47,11 @@ class ProxyStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class StatusReport(Report, frozen=True):
-    """The proxies of nodes, ordered by name.
+    """The health of the proxy on each node.
 
     - `healthy`: nothing is wrong on any node
     - `time`: when the nodes were asked, in seconds since 1970
-    - `nodes`: the proxies
+    - `nodes`: one entry for each node, ordered by name
     """
 
     healthy: bool

@@ -23,14 +23,25 @@ Write = Callable[[str], None]
 
 
 class LogEntry(msgspec.Struct, frozen=True):
-    """What a scenario observed: `label` says of what, "" if the line above does."""
+    """What a scenario observed.
+
+    - `label`: of what, "" if the entry before says so
+    - `text`: what it observed
+    """
 
     label: str
     text: str
 
 
 class ScenarioResult(msgspec.Struct, frozen=True):
-    """The result of a scenario: its log, and why it failed, or null."""
+    """How a scenario ended.
+
+    - `title`: what it shows
+    - `ok`: it passed
+    - `seconds`: how long it took
+    - `log`: what it observed
+    - `failure`: why it failed, or null
+    """
 
     name: str
     title: str
@@ -118,7 +129,13 @@ class DemoReport(Report, frozen=True, kw_only=True):
 
 
 class OfferedScenario(msgspec.Struct, frozen=True):
-    """A scenario: what happens, why, and a command that shows it on a node."""
+    """A scenario that `lab demo` can run.
+
+    - `title`: what it shows
+    - `description`: what happens in it
+    - `why`: the rule behind the result
+    - `command`: a command that shows it on a node
+    """
 
     name: str
     title: str
@@ -153,7 +170,7 @@ def scenarios_report(scenarios: Iterable[Scenario]) -> ScenariosReport:
 
 
 class HostState(msgspec.Struct, frozen=True):
-    """A host of a lab.
+    """A network namespace of a lab.
 
     - `kind`: "fabric", "node", "outside" or "pod"
     - `addresses`: IPv4 and IPv6
@@ -171,7 +188,10 @@ class HostState(msgspec.Struct, frozen=True):
 
 
 class LabPort(msgspec.Struct, frozen=True, rename="camel"):
-    """A port of a Service; `node_port` is null if it has none."""
+    """A port of a Service.
+
+    - `node_port`: null without one
+    """
 
     port: int
     protocol: str
@@ -179,7 +199,10 @@ class LabPort(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ServiceState(msgspec.Struct, frozen=True, rename="camel"):
-    """A Service of a lab."""
+    """A Service of a lab.
+
+    - `cluster_ips`: of each family, the primary one first
+    """
 
     namespace: str
     name: str
@@ -190,6 +213,7 @@ class ServiceState(msgspec.Struct, frozen=True, rename="camel"):
 class LabReport(Report, frozen=True, kw_only=True):
     """A running lab.
 
+    - `lab`: its name
     - `logs`: the folder of its logs
     - `api`: the URL of its API server
     """
@@ -268,7 +292,8 @@ class RunningLab(msgspec.Struct, frozen=True):
     """A lab that runs.
 
     - `driver`: the process id of `lab up` or `lab demo`; null while the lab starts
-    - `pods`: their number
+    - `pods`: the number of its pods
+    - `logs`: the folder of its logs
     """
 
     name: str

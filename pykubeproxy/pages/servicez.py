@@ -20,8 +20,9 @@ class Quarantined(msgspec.Struct, frozen=True, rename="camel"):
     """A service port that is not served, or a whole Service that is too large.
 
     - `family`: "IPv4" or "IPv6"
-    - `namespace`, `name`: the Service
-    - `port`, `protocol`: the name of the port, and its protocol; both are "" for a whole Service
+    - `name`: the name of the Service
+    - `port`: the name of the port; "" for a whole Service, or without one
+    - `protocol`: of the port; "" for a whole Service
     - `reason`: why it is not served
     - `since`: since when, in seconds since 1970
     - `rejects_clients`: new connections are rejected, for a whole Service those to its cluster IP; if false, iptables

@@ -92,7 +92,6 @@ class FamilyStatus(msgspec.Struct, frozen=True, rename="camel"):
 class EndpointStatus(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """An endpoint of a service port under one traffic policy.
 
-    - `address`, `port`: where it listens
     - `share`: its share of new connections, from 0 to 1
     - `used`: new connections may reach it
     - `state`: why it is used or not
@@ -108,11 +107,8 @@ class EndpointStatus(msgspec.Struct, frozen=True, rename="camel", gc=False):
 class PortStatus(msgspec.Struct, frozen=True, rename="camel"):
     """A service port in one family under one traffic policy.
 
-    - `namespace`, `name`: the Service
-    - `port`: the name of the port, "" if it has none
-    - `protocol`: "TCP", "UDP" or "SCTP"
+    - `name`: the name of the Service
     - `family`: "IPv4" or "IPv6"
-    - `policy`: "Cluster" or "Local"
     - `frontends`: the addresses and ports to which the policy applies
     - `endpoints`: all endpoints, used or not
     """
@@ -135,7 +131,8 @@ class PortStatus(msgspec.Struct, frozen=True, rename="camel"):
 class PageFilter(msgspec.Struct, frozen=True, rename="camel"):
     """Which Services a client asks for.
 
-    - `namespace`, `service`: their namespace and name; "" for all
+    - `namespace`: their namespace; "" for all
+    - `service`: their name; "" for all
     - `limit`: the highest number of Services to return
     """
 
@@ -151,13 +148,16 @@ class AgentStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     - `version`: of pykubeproxy
     - `node`: the name of the node
     - `backend`: of iptables, "nft" or "legacy"
-    - `started`, `now`: when the agent started and answered, in seconds since 1970
-    - `healthy`, `ready`, `alive`: the results of /healthz, /readyz and /livez
+    - `started`: when the agent started, in seconds since 1970
+    - `now`: when it answered, in seconds since 1970
+    - `healthy`: /healthz answers 200
+    - `ready`: /readyz answers 200
+    - `alive`: /livez answers 200
     - `node_eligible`: load balancers may send clients to this node
     - `families`: the IP families that this node serves
     - `unavailable_families`: IP families that this node cannot serve, with the reason
-    - `pending_services`, `pending_endpoints`: the number of Services that changed since the last sync, themselves or
-      in their endpoints
+    - `pending_services`: the number of Services that changed since the last sync
+    - `pending_endpoints`: the number of Services whose endpoints changed since then
     - `syncs`: the last syncs, oldest first
     - `repairs`: the last repairs of drift, oldest first
     - `unwatched`: objects whose watch fails, so that the rules do not follow their changes

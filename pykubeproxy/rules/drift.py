@@ -43,11 +43,13 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 class TableDrift(msgspec.Struct, frozen=True, rename="camel"):
-    """What a repair restored in one table: how many of our chains, rules and jumps were missing, and what was added.
+    """What a repair restored in one table. If all numbers are 0, our rules were in another order.
 
-    The rules of missing chains are among `rules`. `foreign_rules` are rules of others in our chains, `foreign_chains`
-    chains under our names that we did not write. If all are zero, our rules were in another order. Our rules in
-    the kubelet's chain count as ours.
+    - `chains`: our chains that were missing
+    - `rules`: our rules that were missing, those of missing chains and in the kubelet's chain too
+    - `jumps`: our jumps from built-in chains that were missing
+    - `foreign_rules`: rules of others in our chains
+    - `foreign_chains`: chains under our names that we did not write
     """
 
     table: str

@@ -219,9 +219,11 @@ _LABELS = {
 
 
 class Frontend(msgspec.Struct, frozen=True):
-    """An address and port; the address of a node port is one of the node's, or `ANY_LOCAL`.
+    """An address and port where clients reach a Service.
 
-    The port is 0 for all ports of the cluster IP of a quarantined Service.
+    - `kind`: what the address is
+    - `address`: that of a node port is one of the node's, or "*" for all of them
+    - `port`: 0 for all ports of the cluster IP of a quarantined Service
     """
 
     kind: FrontendKind

@@ -20,6 +20,7 @@ from pykubeproxy.inspect.status import StatusReport
 from pykubeproxy.inspect.trace.report import TraceReport
 from pykubeproxy.lab.report import DemoReport, LabReport, LabsReport, ScenariosReport
 from pykubeproxy.report.document import Report
+from tests.docs.json_examples import examples
 
 # The reports, and the commands that print them.
 REPORTS: dict[type[Report], str] = {
@@ -37,6 +38,24 @@ REPORTS: dict[type[Report], str] = {
     ScenariosReport: "`pykubeproxy lab demo --list`",
 }
 _FIELD = re.compile(r"- ((?:`\w+`(?:, )?)+): (.*)")
+# Keys that mean the same in all reports. Docstrings describe the others, and where such a key means more.
+_COMMON = {
+    "address": "an IP address",
+    "chain": "the name of the chain",
+    "endpoint": '"ip:port"',
+    "family": "the IP family",
+    "message": "what is the case, for people",
+    "name": "its name",
+    "namespace": "the namespace of the Service",
+    "node": "the name of the node",
+    "nodes": "the nodes for which this holds",
+    "policy": '"Cluster" or "Local"',
+    "port": 'the name of the port, "" if it has none',
+    "protocol": '"TCP", "UDP" or "SCTP"',
+    "share": "the share of new connections, 0 to 1",
+    "table": '"filter", "nat" or "mangle"',
+    "verdict": "what rules do with a new connection",
+}
 _NAMES: dict[object, str] = {
     str: "string",
     int: "number",
@@ -49,10 +68,14 @@ _NAMES: dict[object, str] = {
 def pages() -> Iterator[str]:
     """Yield the sections of the reference: each report, and each type below the first report that holds it."""
     described: set[type[msgspec.Struct]] = set()
+    shown = examples()
     for report, commands in REPORTS.items():
         kind = kind_of(report)
         schema_link = f"[JSON Schema](schemas/{kind}.json)"
         yield f"## {kind}\n\nPrinted by {commands}. {_summary(report)} {schema_link}.\n\n{_fields(report)}"
+        command, text = shown[kind]
+        summary = f"<summary>Example: <code>pykubeproxy {command} -o json</code></summary>"
+        yield f'<details markdown="1">\n{summary}\n\n```json\n{text}\n```\n\n</details>\n'
         for held in [held for held in _structs(report) if held not in {report, *described}]:
             described.add(held)
             yield f"### {held.__name__}\n\n{_summary(held)}\n\n{_fields(held)}"
@@ -89,8 +112,7 @@ def _describe(kind: type[msgspec.Struct], definition: dict[str, typing.Any]) -> 
     definition["description"] = _summary(kind)
     meanings = _meanings(kind)
     for field in msgspec.structs.fields(kind):
-        if field.name in meanings:
-            definition["properties"][field.encode_name]["description"] = meanings[field.name]
+        definition["properties"][field.encode_name]["description"] = meanings[field.name]
 
 
 def _structs(kind: object) -> Iterator[type[msgspec.Struct]]:
@@ -116,7 +138,7 @@ def _fields(kind: type[msgspec.Struct]) -> str:
     meanings = _meanings(kind)
     rows = ["| key | value | meaning |", "| --- | --- | --- |"]
     for field in msgspec.structs.fields(kind):
-        rows.append(f"| `{field.encode_name}` | {_type(field.type)} | {meanings.get(field.name, '')} |")
+        rows.append(f"| `{field.encode_name}` | {_type(field.type)} | {meanings[field.name]} |")
     return "\n".join(rows) + "\n"
 
 
@@ -146,7 +168,26 @@ def _summary(kind: type) -> str:
     return " ".join(" ".join(paragraphs).split())
 
 
-def _meanings(kind: type) -> dict[str, str]:
+def _meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the meaning of each field: from its line in the docstring, from those of all reports, or from its type."""
+    described = _described(kind)
+    found: dict[str, str] = {}
+    for field in msgspec.structs.fields(kind):
+        text = described.get(field.name, "")
+        held = next(_structs(field.type), None)
+        if not text or re.sub(r"\W|or", "", text) == re.sub(r"\W", "", _type(field.type)):
+            text = _COMMON.get(field.name, "")
+            if field.name == "port" and field.type is int:
+                text = "the number of the port"
+            elif held and not text:
+                summary = _summary(held).partition(". ")[0].rstrip(".")
+                text = "each: " * (held is not field.type) + summary[0].lower() + summary[1:]
+        assert text, f"{kind.__name__} does not say what `{field.name}` is"
+        found[field.name] = text
+    return found
+
+
+def _described(kind: type) -> dict[str, str]:
     """Return the meanings of fields, from the lines "- `field`: meaning" of the docstring."""
     found: dict[str, str] = {}
     for item in re.split(r"\n(?=- )", inspect.getdoc(kind) or ""):

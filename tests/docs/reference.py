@@ -120,8 +120,8 @@ _JSON = f"""# JSON output
 
 With `-o json`, commands print a JSON document of version `pykubeproxy/v1`. Later releases may add keys and reasons to this
 version, but do not change the meaning of existing ones. If an entry has both, `reason` is for programs and stable, and
-`message` is for people. Each report has an `apiVersion`, a `kind` and a JSON Schema. `-o yaml` prints the same as YAML. In outlines, a key without a description holds a string, or what
-its name says.
+`message` is for people. Each report has an `apiVersion`, a `kind`, a JSON Schema and an example, in which lists end after two
+entries and long texts after 200 characters. `-o yaml` prints the same as YAML.
 """
 _BUNDLE = f"""# Bundles
 

@@ -69,10 +69,10 @@ _TONES: dict[Level, Tone] = {
 
 
 class CheckedNode(msgspec.Struct, frozen=True, rename="camel"):
-    """The checks of one node.
+    """What the checks found on one node.
 
     - `node`: its name in the cluster
-    - `checks`: the findings
+    - `checks`: one finding or more for each check
     - `passed`: no check failed
     - `complete`: no check was skipped
     - `proxy`: such as "kube-proxy v1.35.1"; "" if unknown or without a pod
@@ -95,7 +95,7 @@ class CheckReport(Report, frozen=True):
     """The findings about nodes, ordered by name.
 
     - `passed`: no check failed on any node
-    - `nodes`: the nodes with their findings
+    - `nodes`: one entry for each node
     """
 
     passed: bool

@@ -52,7 +52,11 @@ class SharedEndpoint(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ChangedShare(msgspec.Struct, frozen=True, rename="camel"):
-    """An endpoint whose share of new connections differs: from `before` to `after`."""
+    """An endpoint whose share of new connections differs.
+
+    - `before`: its share on the side `before` of the node, 0 to 1
+    - `after`: its share on the side `after`
+    """
 
     address: str
     port: int
@@ -63,8 +67,10 @@ class ChangedShare(msgspec.Struct, frozen=True, rename="camel"):
 class PolicyDifference(msgspec.Struct, frozen=True, rename="camel"):
     """The difference of a service port under one policy.
 
-    - `policy`: "Cluster" or "Local"
-    - `verdict_before`, `verdict_after`: "dnat", "reject", "drop" or "pass"; null without frontends under this policy
+    - `verdict_before`, `verdict_after`: what rules do with new connections; null without frontends under this policy
+    - `endpoints_removed`: those on the side `before` of the node only
+    - `endpoints_added`: those on the side `after` only
+    - `shares_changed`: those of both sides whose shares differ
     """
 
     policy: Policy
@@ -97,7 +103,8 @@ class ChainRulesDifference(msgspec.Struct, frozen=True, rename="camel"):
     """A chain that differs.
 
     - `change`: "added", "removed" or "changed"
-    - `removed`, `added`: its rules; if both are empty, the rules are in another order, and packets may go elsewhere
+    - `removed`: rules on the side `before` of the node only
+    - `added`: rules on the side `after` only; if both are empty, only the order differs
     """
 
     family: Family

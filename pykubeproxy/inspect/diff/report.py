@@ -55,7 +55,6 @@ _TONES: Mapping[NodeVerdict, Tone] = {
 class MeaningDifference(msgspec.Struct, frozen=True, order=True, rename="camel"):
     """What clients of a port get instead of what they should get.
 
-    - `port`: its name, "" without one
     - `at`: where clients connect to: "ip:port" or "node port 30080"
     - `origin`: which clients: "the node" or "elsewhere"; "" for both
     - `text`: such as "1 endpoint missing: 10.244.1.5:8080"
@@ -143,6 +142,7 @@ class ClientDifference(msgspec.Struct, frozen=True, rename="camel"):
     - `clients`: their addresses, networks or "first-last"
     - `title`: the clients in words, such as "elsewhere except 10.0.0.0/8"
     - `endpoints_only`: each of them is an endpoint of the Service, which is masqueraded when it reaches itself
+    - `before`, `after`: what may happen to their packets on that side of the node; several if chance decides
     """
 
     service: str | None
@@ -159,7 +159,7 @@ class ClientDifference(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class NodeResult(msgspec.Struct, frozen=True, rename="camel"):
-    """What is known about one node.
+    """Whether the rules of a node are the desired ones, and what differs.
 
     - `node`: its name; null if the rules do not tell it
     - `verdict`: "follows", "catching up", "differs" or "not compared"; a node is "catching up" if Services are wrong that
@@ -202,8 +202,9 @@ class NodeResult(msgspec.Struct, frozen=True, rename="camel"):
 class OtherSetting(msgspec.Struct, frozen=True, rename="camel"):
     """A setting that some nodes have with another value than most nodes.
 
+    - `value`: the value on a few nodes
     - `usual`: the value on most nodes
-    - `nodes`: the names of the others
+    - `nodes`: the names of the few
     """
 
     name: str

@@ -33,9 +33,9 @@ class EndpointView(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """An endpoint of a service port.
 
     - `share`: its probability to get a new connection, 0 to 1
-    - `packets`, `bytes`: the counters of its chain since that was written, for both policies together; only the first
-      packet of a connection passes table nat, so packets are connections
-    - `chain`: its own chain
+    - `packets`: connections since its chain was written, of both policies: table nat sees their first packets only
+    - `bytes`: the size of these packets
+    - `chain`: its KUBE-SEP-… chain
     """
 
     address: str
@@ -49,9 +49,7 @@ class EndpointView(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 class ServiceView(msgspec.Struct, frozen=True, rename="camel"):
     """One service port in one family under one traffic policy.
 
-    - `name`: of the Service; if it is unknown, `namespace` is "" and this the name of a chain
-    - `port`: the name of the port, "" if it has none
-    - `family`: "IPv4" or "IPv6"
+    - `service`: the name of the Service; if it is unknown, `namespace` is "" and this the name of a chain
     - `policy`: "Cluster" or "Local"; the rules do not show that of a rejected port, then "Cluster"
     - `verdict`: "dnat" with endpoints, "reject" without, "drop" with endpoints on other nodes only, "pass" without a rule
     - `frontends`: the addresses under this policy; that of a node port is "*" if all addresses of the node count

@@ -34,7 +34,7 @@ _Rules = Mapping[ChainKey, tuple[str, ...]]
 
 
 class RenderedChain(msgspec.Struct, frozen=True, rename="camel"):
-    """A chain.
+    """A chain with its rules.
 
     - `rules`: as iptables-save prints them after "-A CHAIN "
     """
@@ -44,9 +44,9 @@ class RenderedChain(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RenderedTable(msgspec.Struct, frozen=True, rename="camel"):
-    """A table of iptables.
+    """What the agent writes into a table of iptables.
 
-    - `chains`: in the order of writing, with the jumps from built-in chains
+    - `chains`: in the order of writing; built-in chains with the jumps from them
     """
 
     table: str
@@ -56,7 +56,6 @@ class RenderedTable(msgspec.Struct, frozen=True, rename="camel"):
 class RenderedFamily(msgspec.Struct, frozen=True, rename="camel"):
     """The rules of one family.
 
-    - `family`: "IPv4" or "IPv6"
     - `tables`: in the order of writing
     """
 

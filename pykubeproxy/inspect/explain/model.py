@@ -45,7 +45,7 @@ _SUGGESTIONS = 3
 class ExplainedNode(msgspec.Struct, frozen=True, rename="camel"):
     """A node for which the Service is explained.
 
-    - `zone`: null if unknown
+    - `zone`: its topology zone; null if unknown
     """
 
     name: str
@@ -63,8 +63,9 @@ class ExplainedEndpoint(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
     - `node`, `zone`, `pod`: where it runs, "" if unknown
     - `share`: its part of new connections, 0 to 1
+    - `used`: new connections may reach it
     - `reason`: why it is used or not, such as "not-ready"
-    - `message`: the same as a phrase
+    - `message`: the reason as a phrase
     """
 
     address: str
@@ -322,8 +323,8 @@ ContextsOf = Callable[[Node], Mapping[Family, RuleContext]]
 class RulesAgreement(msgspec.Struct, frozen=True, rename="camel"):
     """Whether the rules of a node agree with what is explained.
 
-    - `agree`: null if the rules are unknown
-    - `differences`: a sentence each
+    - `agree`: the rules are as explained; null if they are unknown
+    - `differences`: what the rules have that is not explained, or lack; a sentence each
     - `unread`: why the rules are unknown; null if they are known
     """
 

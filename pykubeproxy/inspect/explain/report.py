@@ -34,9 +34,10 @@ Quarantined = Mapping[tuple[Family, PortName], str]
 class SkippedEntry(msgspec.Struct, frozen=True, rename="camel"):
     """An entry of an EndpointSlice that is no endpoint.
 
+    - `slice`: the name of the EndpointSlice
     - `address`: null for the whole slice or a port of it
     - `reason`: such as "invalid-address"
-    - `message`: the same as a phrase
+    - `message`: the reason as a phrase
     """
 
     slice: str
@@ -48,8 +49,7 @@ class SkippedEntry(msgspec.Struct, frozen=True, rename="camel"):
 class ExplainedPort(msgspec.Struct, frozen=True, rename="camel"):
     """A service port in one family.
 
-    - `port`: its name, "" without one
-    - `family`: "IPv4" or "IPv6"
+    - `policies`: Cluster, Local or both, as the port has frontends under them
     - `skipped`: the entries of EndpointSlices that are no endpoints
     - `affinity_seconds`: how long a client keeps its endpoint; null without session affinity
     - `source_ranges`: the networks to which the load balancer is open; null for all
@@ -76,7 +76,7 @@ class SkippedFamily(msgspec.Struct, frozen=True, rename="camel"):
     """A family in which a Service has no rules.
 
     - `reason`: such as "headless"
-    - `message`: the same as a phrase
+    - `message`: the reason as a phrase
     """
 
     family: Family
@@ -87,8 +87,10 @@ class SkippedFamily(msgspec.Struct, frozen=True, rename="camel"):
 class SkippedValue(msgspec.Struct, frozen=True, rename="camel"):
     """A value of a Service that has no effect: invalid, or an address that the agent needs itself.
 
+    - `field`: where it stands, such as "spec.externalIPs"
+    - `value`: the value itself
     - `port`: the port to which this applies; null for all
-    - `message`: why
+    - `message`: why it has no effect
     """
 
     field: str
@@ -98,7 +100,7 @@ class SkippedValue(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ExplainedService(msgspec.Struct, frozen=True, rename="camel"):
-    """A Service.
+    """A Service, its ports, and what of it has no effect.
 
     - `notes`: sentences about the Service as a whole
     - `ports`: one entry for each service port and family

@@ -40,9 +40,11 @@ _REJECTIONS: dict[RuleEnd | None, PacketVerdict] = {
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """A packet meets a rule, and the reason why it matches or not.
+    """A rule that the packet meets.
 
-    `rule` is the text that iptables-save prints after `-A CHAIN `, or "policy DROP" at the end of a built-in chain.
+    - `rule`: as iptables-save prints it after `-A CHAIN `, or "policy DROP" at the end of a built-in chain
+    - `matched`: the rule matches the packet
+    - `reason`: why it matches or not
     """
 
     table: str

@@ -47,12 +47,13 @@ class EndResult(enum.Enum):
 
 
 class TracedEnd(msgspec.Struct, frozen=True, rename="camel"):
-    """One end of the packet.
+    """Where the packet may end: at an address, or at a rule that drops it.
 
-    - `text`: the same as a phrase
+    - `text`: all of this as a phrase
     - `result`: "reached", "dropped", "rejected", "left" if it leaves the cluster, "sent" if it goes to a place whose rules
       are unknown, "lost" if nodes forward it in a loop
     - `good`: the connection works as far as rules are known: it ends where it should, and the reply comes back
+    - `probability`: of this end, 0 to 1
     - `kind`, `node`, `pod`: those of the address, as for the source
     - `node_assumed`: the node follows from podCIDRs alone
     - `endpoint`: rules have chosen it
@@ -86,13 +87,13 @@ class TracedEnd(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TracedVisit(msgspec.Struct, frozen=True, rename="camel"):
-    """The packet on one node.
+    """What happens to the packet on one node.
 
     - `role`: "where the packet starts", "which receives the packet", or "after node1"
     - `route`: the nodes before this one
     - `interface`: by which the packet comes in, or null
     - `interface_assumed`: the interface is one that the rules name for pods
-    - `probability`: of getting here
+    - `probability`: that the packet gets here, 0 to 1
     - `unread`: why the rules are unknown, or null
     - `decisions`: the rules that decide about the packet
     - `steps`: the rules that it meets, in the order of its path, with alternatives one after the other; rules for other
