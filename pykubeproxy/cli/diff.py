@@ -32,6 +32,7 @@ from pykubeproxy.cli.flags import (
 )
 from pykubeproxy.cli.help import DIFFERENT, NOT_ANSWERED, QUESTION, command, option
 from pykubeproxy.cli.sources import (
+    INFERRED,
     ask_agent,
     bundle_option,
     node_source,
@@ -71,10 +72,6 @@ if TYPE_CHECKING:
     from pykubeproxy.nodes.cluster import NodeAccess
     from pykubeproxy.services.cluster import Cluster
 
-_INFERRED = (
-    "the bundle does not have the configuration of the proxy, so its settings are inferred from its rules. To"
-    " compare with other settings, add --config or other flags of `run`."
-)
 # Flags that say where objects come from, not how rules are made.
 _SOURCE_FLAGS = frozenset(("kubeconfig", "master", "hostname-override"))
 # The default of kube-proxy's iptables.syncPeriod.
@@ -245,7 +242,9 @@ def _of_bundle(
         config = msgspec.structs.replace(known, client=config.client)
         settings = f"the configuration in {bundle.name}"
     elif inferred:
-        echo_notes({"": [_INFERRED]})
+        echo_notes(
+            {"": [f"{INFERRED} To compare with other settings, add --config or other flags of `run`."]}
+        )
         settings = "settings inferred from the rules"
     config = msgspec.structs.replace(config, hostname_override=node)
     if elsewhere or bundled is None:

@@ -1,9 +1,11 @@
 """`explain`: show which endpoints a Service uses on nodes, and why."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from pykubeproxy.cli.cluster import (
     ClusterOptions,
@@ -23,8 +25,10 @@ from pykubeproxy.cli.flags import (
 )
 from pykubeproxy.cli.help import QUESTION, command, option
 from pykubeproxy.cli.sources import (
+    INFERRED,
     ask_agent,
     bundle_option,
+    node_source,
     objects_in_files,
     objects_on_server,
     opened,
@@ -40,7 +44,13 @@ from pykubeproxy.inspect.node import NodeState, Question
 from pykubeproxy.inspect.targets import InvalidTarget, ServiceFilter, parse_service
 from pykubeproxy.nodes.objects import KnownObjects, agent_objects, bundle_objects, cluster_with, context_of
 from pykubeproxy.objects import Family, Node
+from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.selection import NodeTopology
+
+# Few calls read a bundle.
+if TYPE_CHECKING:
+    from pykubeproxy.bundle.read import Bundle
 
 
 @command(context_settings=CONTEXT_SETTINGS, short_help="Explain which endpoints a Service uses, and why.")
@@ -98,11 +108,9 @@ def explain(
     if filename is not None and node_name and not config.hostname_override:
         # Files tell no current node, so explain for the named node without comparison.
         config, node_name = msgspec.structs.replace(config, hostname_override=node_name.lower()), ""
-    known = (
-        _of_bundle(query, bundle_file)
-        if bundle_file
-        else _objects(query, url, flags, filename, config, node_name)
-    )
+    bundle = opened(bundle_file)
+    known = _of_bundle(query, bundle) if bundle else _objects(query, url, flags, filename, config, node_name)
+    inferred = _inferred(bundle, known.node) if bundle and known.config is None else {}
     config = known.config or config
     here = known.node
     there = _other(known.cluster, here, node_name, zone)
@@ -113,11 +121,27 @@ def explain(
             query,
             nodes,
             lambda node: {
-                family: context_of(config, node, family, api_servers=known.api_servers) for family in Family
+                family: replace(inferred[family], node=NodeTopology(node.name, node.zone))
+                if family in inferred
+                else context_of(config, node, family, api_servers=known.api_servers)
+                for family in Family
             },
             families,
         )
     emit(explain_report(found, nodes, quarantined={} if there else known.quarantined), output)
+
+
+def _inferred(bundle: "Bundle", node: Node) -> Mapping[Family, RuleContext]:
+    """Return what the rules in a bundle without a configuration depend on, as these rules show it. Raises ReadError."""
+    from pykubeproxy.inspect.diff.comparison import inferred_context
+
+    echo_notes({"": [INFERRED]})
+    (state,) = node_source((), bundle, "auto", ()).nodes(Question())
+    assert isinstance(state, NodeState), "a bundle yields a node or raises"
+    return {
+        family: inferred_context(node, rules.ruleset, state.origin.proxy)
+        for family, rules in state.rules.items()
+    }
 
 
 def _objects(
@@ -144,9 +168,7 @@ def _objects(
     return found
 
 
-def _of_bundle(query: ServiceFilter, path: str) -> KnownObjects:
-    bundle = opened(path)
-    assert bundle
+def _of_bundle(query: ServiceFilter, bundle: "Bundle") -> KnownObjects:
     found = bundle_objects(bundle, query)
     if not any(found.cluster.services()):
         raise click.ClickException(

@@ -28,6 +28,9 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 # The metrics address of an agent on this node.
 AGENT_URL = "http://127.0.0.1:10249"
+INFERRED = (
+    "The bundle does not have the configuration of the proxy, so its settings are inferred from its rules."
+)
 # Seconds without an answer of an API server after which a command says so.
 _SILENCE = 4.0
 # Requests per second, as for kubectl.

@@ -3,6 +3,7 @@
 import time
 
 import click
+from msgspec.structs import replace
 
 from pykubeproxy.cli.cluster import (
     ClusterOptions,
@@ -17,7 +18,8 @@ from pykubeproxy.cli.terminal import click_errors, progress
 from pykubeproxy.inspect.node import ReadError
 from pykubeproxy.inspect.status import StatusReport, agent_status, status_report
 from pykubeproxy.nodes.agent import DEFAULT_URL, NoAgent, fetch
-from pykubeproxy.pages.statusz import decode
+from pykubeproxy.pages.status_text import moment
+from pykubeproxy.pages.statusz import AgentStatus, decode
 
 
 @command(
@@ -49,7 +51,8 @@ def status(url: str | None, bundle_file: str | None, output: str) -> None:
         found = _of_bundle(bundle_file)
     else:
         body = _fetched(url or DEFAULT_URL, output)
-        found = _decoded(body, url or DEFAULT_URL, "set --url to its metrics address")
+        agent = _decoded(body, url or DEFAULT_URL, "set --url to its metrics address")
+        found = status_report([agent_status(agent)], time.time())
     _show(found, output)
 
 
@@ -105,12 +108,13 @@ def _of_bundle(path: str) -> StatusReport:
             f"{bundle.name} has no status of an agent ({bundle.why_missing(STATUS)}); use `pykubeproxy dump-rules` or"
             " `pykubeproxy diff` with this bundle"
         )
-    return _decoded(bundle.files[STATUS], f"the status in {path}", "use the pykubeproxy that made it")
+    agent = _decoded(bundle.files[STATUS], f"the status in {path}", "use the pykubeproxy that made it")
+    saved = f"From {bundle.name}, saved at {moment(agent.now)}."
+    return status_report([replace(agent_status(agent), notes=(saved,))], agent.now)
 
 
-def _decoded(body: bytes, place: str, advice: str) -> StatusReport:
+def _decoded(body: bytes, place: str, advice: str) -> AgentStatus:
     try:
-        agent = decode(body)
+        return decode(body)
     except ValueError as error:
         raise ReadError(f"{place} is not an agent of this pykubeproxy version: {error}; {advice}") from None
-    return status_report([agent_status(agent)], time.time())

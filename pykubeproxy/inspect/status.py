@@ -60,13 +60,15 @@ class StatusReport(Report, frozen=True):
 
     def blocks(self, *, wide: bool) -> Iterator[Block]:
         """Return all about an agent that was asked directly, else a row for each node; `wide` adds all about agents."""
-        if any(node.pod or not node.agent for node in self.nodes):
+        in_table = any(node.pod or not node.agent for node in self.nodes)
+        if in_table:
             yield _table(self.nodes, self.time)
             if not wide:
                 return
         for one in self.nodes:
             if one.agent:
                 yield GAP
+                yield from () if in_table else map(Sentence, one.notes)
                 up = duration(max(0.0, one.agent.now - one.agent.started))
                 about = f"  {one.agent.version}, backend {one.agent.backend}, up {up}"
                 yield Heading(one.agent.node, rest=about)

@@ -103,8 +103,7 @@ def fetch(url: str, page: str, **query: str) -> bytes:
             if response.status == 503:
                 raise Busy(f"{address} returned status 503")
             if response.status != 200:
-                advice = f"; {_LOOPBACK_ONLY}" if response.status in (404, 406) else ""
-                raise NoAgent(f"{address} returned status {response.status}{advice}")
+                raise NoAgent(f"{address} returned status {response.status}{_refused(url, response.status)}")
             try:
                 return _body(response)
             except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -134,6 +133,13 @@ def _root(url: str) -> str:
     except ValueError:
         pass
     raise ReadError(f'"{url}" is not a URL such as http://address:port')
+
+
+def _refused(url: str, status: int) -> str:
+    """Say why a server at a URL refuses a page of the agent, "" if that is not known."""
+    if status == 404 and urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost"):
+        return "; another program answers there, such as kube-proxy"
+    return f"; {_LOOPBACK_ONLY}" if status in (404, 406) else ""
 
 
 def _reason(error: Exception) -> str:

@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from pykubeproxy import kernel
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.inspect.check import this_node as checks
@@ -47,6 +49,7 @@ def check_this_node(wanted: CheckedConfig, node_ports: tuple[int, int]) -> Check
     running = system.namespace_processes()
     agents = [process for process in running if checks.is_agent(process)]
     as_agent = wanted.names_server or any(map(system.shares_container, agents))
+    config = _with_server(config, agents)
     found_node, server_findings = _server(config, node_name, as_agent)
     this_node = found_node or wanted.node
     backend, table_findings = _tables(config, this_node)
@@ -60,6 +63,22 @@ def check_this_node(wanted: CheckedConfig, node_ports: tuple[int, int]) -> Check
     return checked_node(
         node_name, findings, backend=backend.value if backend else "", configuration=wanted.title
     )
+
+
+def _with_server(config: Config, agents: Iterable[Process]) -> Config:
+    """Return the configuration with the API server of the agent that runs, unless it names one.
+
+    The path of a kubeconfig counts only in the agent's container.
+    """
+    if config.client.kubeconfig or config.client.master:
+        return config
+    for agent in agents:
+        client = replace(config.client, master=checks.flag_of(agent, "master"))
+        if system.shares_container(agent):
+            client = replace(client, kubeconfig=checks.flag_of(agent, "kubeconfig"))
+        if client.master or client.kubeconfig:
+            return replace(config, client=client)
+    return config
 
 
 def _capabilities(agents: Iterable[Process]) -> frozenset[str] | None:

@@ -162,11 +162,18 @@ class StatusService:
         history = self._observers.history
         pending_services, pending_endpoints = self._observers.metrics.pending()
         now = time.time()
+        unwatched = tuple(
+            Unwatched(outage.resource, now - outage.seconds, outage.reason)
+            for watch in self._watches
+            if (outage := watch.outage)
+        )
+        # The watches start before this object.
+        started = min((self._started, *(failing.since for failing in unwatched)))
         return AgentStatus(
             version=pykubeproxy.__version__,
             node=self._node_name,
             backend=self._families.backend.value,
-            started=self._started,
+            started=started,
             now=now,
             healthy=health.healthy,
             ready=health.ready,
@@ -180,11 +187,7 @@ class StatusService:
             pending_endpoints=pending_endpoints,
             syncs=history.syncs,
             repairs=history.repairs,
-            unwatched=tuple(
-                Unwatched(outage.resource, now - outage.seconds, outage.reason)
-                for watch in self._watches
-                if (outage := watch.outage)
-            ),
+            unwatched=unwatched,
             waiting=self._waiting(),
             filter=filter_,
             matching=services.matching if services else 0,

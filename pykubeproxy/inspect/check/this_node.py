@@ -315,6 +315,15 @@ def is_agent(process: Process) -> bool:
     return command == _OURS or (command.startswith("python") and any(_OURS in word for word in before))
 
 
+def flag_of(process: Process, name: str) -> str:
+    """Return the value of a flag in a command line, "" without the flag."""
+    for word, following in zip(process.arguments, (*process.arguments[1:], ""), strict=True):
+        flag, equals, value = word.partition("=")
+        if flag in (f"--{name}", f"-{name}"):
+            return value if equals else following
+    return ""
+
+
 def proxies(running: Sequence[Process]) -> Finding:
     """Check that at most one service proxy writes rules in this network namespace: of several agents, only one does."""
     check = Check("proxies")

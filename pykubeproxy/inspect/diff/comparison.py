@@ -127,7 +127,7 @@ class NodeComparison:
 
     def desired(self, node: Node, live: Ruleset, proxy: str = "") -> Ruleset:
         """Return the rules of a family that the node should have, with the settings of the rules it has."""
-        context = _context(node, live, inferred_settings(live) or InferredSettings(), proxy)
+        context = inferred_context(node, live, proxy)
         return self._desired.ruleset(context, self._unkept_lists(live))
 
     def _needs(self, node: Node, family: Family) -> bool:
@@ -200,6 +200,11 @@ def _api_servers(cluster: Cluster) -> ApiServers:
         for port in slice_.ports
         if port.port
     )
+
+
+def inferred_context(node: Node, live: Ruleset, proxy: str = "") -> RuleContext:
+    """Return what the rules of a node depend on besides Services, as far as these rules show it."""
+    return _context(node, live, inferred_settings(live) or InferredSettings(), proxy)
 
 
 def _context(node: Node, live: Ruleset, inferred: InferredSettings, proxy: str) -> RuleContext:

@@ -148,6 +148,7 @@ def test_a_failing_watch_is_reported(proxy: Proxy) -> None:
     (unwatched,) = status.unwatched
     assert (unwatched.objects, unwatched.reason) == ("services", "refused")
     assert status.now - unwatched.since == pytest.approx(9.5, abs=1)
+    assert status.started <= unwatched.since
     assert status.healthy
 
 

@@ -151,7 +151,10 @@ def test_other_server(serve: Serve, body: bytes) -> None:
 def test_error_status(serve: Serve) -> None:
     """A status other than 200 is an error."""
     result = asked("--url", at(serve, b"", 404))
-    assert (result.exit_code, "returned status 404" in result.stderr) == (2, True)
+    assert (result.exit_code, "returned status 404; another program answers there" in result.stderr) == (
+        2,
+        True,
+    )
 
 
 def test_a_page_for_the_node_is_refused_elsewhere(serve: Serve) -> None:

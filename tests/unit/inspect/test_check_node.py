@@ -174,3 +174,16 @@ def test_ports_used_by_other_programs_fail(taken: list[Listener], level: Level) 
     """Ports of the agent and of kube-proxy, which it replaces, do not."""
     (found,) = checks.ports({"healthz-bind-address": 10256}, taken)
     assert found.level is level
+
+
+@pytest.mark.parametrize(
+    ("words", "master"),
+    [
+        (("--master", "http://10.0.0.1:6443"), "http://10.0.0.1:6443"),
+        (("--master=http://10.0.0.1:6443", "-v=4"), "http://10.0.0.1:6443"),
+        (("--config", "f.yaml"), ""),
+        (("--master",), ""),
+    ],
+)
+def test_the_api_server_of_the_agent_is_that_of_its_command_line(words: tuple[str, ...], master: str) -> None:
+    assert checks.flag_of(Process(7, ("/usr/bin/pykubeproxy", "run", *words)), "master") == master
