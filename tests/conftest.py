@@ -1,11 +1,16 @@
 """Fixtures and hooks for all tests."""
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 from hypothesis import settings
+
+# As in an activated environment: tests find programs of the development dependencies, such as kubectl.
+os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 # Examples have no deadline; in CI they are the same every time.
 settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)

@@ -3,14 +3,14 @@
 import os
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from pykubeproxy.lab.cluster import Lab
 
-needs_kubectl = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
+KUBECTL = shutil.which("kubectl")
+NO_KUBECTL = "kubectl is not installed; on x86_64 and arm64, `make venv` installs it"
+needs_kubectl = pytest.mark.skipif(not KUBECTL, reason=NO_KUBECTL)
 
 
 def kubectl(lab: Lab, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
@@ -19,7 +19,6 @@ def kubectl(lab: Lab, *arguments: str, given: str = "") -> subprocess.CompletedP
         **os.environ,
         "HOME": str(lab.directory.path),  # its cache
         "KUBECONFIG": str(lab.directory.kubeconfig),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     return subprocess.run(
         ["kubectl", *arguments],

@@ -1,7 +1,6 @@
 """Read the manifests, as files and as built by kubectl."""
 
 import json
-import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from tests.fakes.kubectl import KUBECTL, NO_KUBECTL
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 PROXIES = ("default", "canary", "kind")
@@ -30,8 +31,8 @@ def built(overlay: str) -> tuple[Object, ...]:
 
 def build(folder: Path) -> tuple[Object, ...]:
     """Return the objects of a folder with a kustomization; skip the test if kubectl is not installed."""
-    if not shutil.which("kubectl"):
-        pytest.skip("kubectl is not installed")
+    if not KUBECTL:
+        pytest.skip(NO_KUBECTL)
     command = ["kubectl", "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

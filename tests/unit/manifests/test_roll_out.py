@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
+from tests.fakes.kubectl import KUBECTL, NO_KUBECTL
 from tests.unit.manifests.overlays import MANIFESTS, PROXIES, Object, build, built, daemon_set, one
 
 SCRIPT = MANIFESTS / "unused-config-maps.sh"
@@ -151,11 +152,11 @@ def with_config(template: Object, suffix: str) -> Object:
 
 def unused(folder: Path, responses: dict[str, Object]) -> subprocess.CompletedProcess[str]:
     """Run the script with the installed kubectl and an API server that has these responses."""
-    if not shutil.which("kubectl"):
-        pytest.skip("kubectl is not installed")
+    if not KUBECTL:
+        pytest.skip(NO_KUBECTL)
     with api_server({**DISCOVERY, **responses}) as url:
         kubectl = folder / "kubectl"
-        kubectl.write_text(f'#!/bin/sh\nexec {shutil.which("kubectl")} --server={url} "$@"\n')
+        kubectl.write_text(f'#!/bin/sh\nexec {KUBECTL} --server={url} "$@"\n')
         kubectl.chmod(0o755)
         environment = {**os.environ, "HOME": str(folder), "KUBECONFIG": os.devnull, "KUBECTL": str(kubectl)}
         return subprocess.run([SCRIPT], env=environment, capture_output=True, text=True, timeout=60)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,9 +9,10 @@ import pytest
 
 from pykubeproxy.lab.apiserver import ApiServer
 from tests.fakes.cluster import node, server, service
+from tests.fakes.kubectl import needs_kubectl
 from vagrant.smoke.cluster import Cluster, Failed, kubectl
 
-pytestmark = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
+pytestmark = needs_kubectl
 
 # All methods that run kubectl.
 COMMANDS: dict[str, Callable[[Cluster], object]] = {
