@@ -22,7 +22,7 @@ from tests.traces import PacketTrace, trace_packet
 _FEW = 3
 # Largest accepted probability that no connection reaches an endpoint.
 _CHANCE = 1e-9
-_ERRORS = {PacketVerdict.REJECT: {"refused"}, PacketVerdict.DROP: {"timeout"}}
+_ERRORS = {PacketVerdict.REJECT: {"refused"}, PacketVerdict.DROP: {"timed out"}}
 
 
 class TraceCheck:

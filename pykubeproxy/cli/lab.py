@@ -12,7 +12,7 @@ from pykubeproxy.cli.help import ACTION, DIFFERENT, Group, option
 from pykubeproxy.cli.terminal import echo_styled
 from pykubeproxy.lab import daemon, report
 from pykubeproxy.lab.api import SERVICES, Api
-from pykubeproxy.lab.cluster import API_PORT, Lab
+from pykubeproxy.lab.cluster import API_PORT
 from pykubeproxy.lab.machine import LabError, RunDirectory
 from pykubeproxy.lab.network import FABRIC, namespace_prefix
 from pykubeproxy.lab.scenarios import SCENARIOS
@@ -46,9 +46,13 @@ def lab() -> None:
 @option("--list", "list_only", is_flag=True, help="List the scenarios and exit.", group=ACTION)
 @lab_backend_option
 @option("--keep", is_flag=True, help="Keep the lab after the last scenario until Ctrl-C.", group=ACTION)
-@option("--name", default="demo", show_default=True, help="The lab's name.", group=ACTION)
+@option(
+    "--name", help="The lab's name. By default demo, or demo2 and so on beside other demos.", group=ACTION
+)
 @report_option()
-def demo(names: tuple[str, ...], list_only: bool, backend: str, keep: bool, name: str, output: str) -> None:
+def demo(
+    names: tuple[str, ...], list_only: bool, backend: str, keep: bool, name: str | None, output: str
+) -> None:
     """Run all scenarios, or those named, and show what real connections observe.
 
     \b
@@ -65,7 +69,7 @@ def demo(names: tuple[str, ...], list_only: bool, backend: str, keep: bool, name
     started = time.monotonic()
     results: list[report.ScenarioResult] = []
     write: report.Write = _write if output in ("text", "wide") else lambda _: None
-    with Lab(name, backend=backend) as running:
+    with daemon.demo_lab(name, backend) as running:
         write(report.introduction(running))
         for number, scenario in enumerate(selected, 1):
             check_signals()
@@ -75,11 +79,15 @@ def demo(names: tuple[str, ...], list_only: bool, backend: str, keep: bool, name
         write("")
         ok = all(result.ok for result in results)
         found = report.DemoReport(
-            lab=name, backend=running.backend, ok=ok, seconds=round(seconds, 3), scenarios=tuple(results)
+            lab=running.name,
+            backend=running.backend,
+            ok=ok,
+            seconds=round(seconds, 3),
+            scenarios=tuple(results),
         )
         emit(found, output)
         if keep:
-            _keep(name)
+            _keep(running.name)
         else:
             write(_INSPECT)
     if not ok:

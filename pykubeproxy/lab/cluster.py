@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from pykubeproxy.lab import api, machine, network
 from pykubeproxy.lab.agents import AgentProcess
-from pykubeproxy.lab.api import NAMESPACES, NODES, SERVICES, Api, Object, in_namespace
+from pykubeproxy.lab.api import NAMESPACES, NODES, PODS, SERVICES, Api, Object, in_namespace
 from pykubeproxy.lab.apiserver import server
 from pykubeproxy.lab.apiserver.store import now
 from pykubeproxy.lab.network import SITES, Namespace
@@ -30,7 +31,7 @@ from pykubeproxy.lab.prober import Prober, ProbeTarget
 
 API_PORT = 6443
 TIMEOUT = 15.0
-_SERVICES = in_namespace(SERVICES, "default")
+_SERVICES, _PODS = in_namespace(SERVICES, "default"), in_namespace(PODS, "default")
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,9 @@ class Lab:
         self.logs = self.directory.logs
         self.pods: dict[str, LabPod] = {}
         self.agents: dict[str, AgentProcess] = {}
+        self.changing = (
+            threading.Lock()
+        )  # hold it to stop or start pods and agents while clients may delete some
         self._settings: Object = {
             "iptables": {"minSyncPeriod": "200ms"},  # scenarios wait for syncs: be faster than the usual 1 s
             "pykubeproxy": {"iptablesBackend": backend},
@@ -141,18 +145,22 @@ class Lab:
         yield from map(workload_pod, pods)
         for name, agent in self.agents.items():
             yield proxy_pod(SITES[name], self._started, agent.alive)
+        objects = (pod["metadata"] for pod in self.api.items(_PODS))
+        labels = {meta["name"]: meta.get("labels") or {} for meta in objects}
         for service in self.api.items(SERVICES):
-            yield from map(PublishedObject, slices(service, pods))
+            yield from map(PublishedObject, slices(service, pods, labels))
 
     def _deleted(self, pod: PublishedObject) -> None:
         """End a pod that a client has deleted; if it is that of a proxy, start the agent again, as a DaemonSet does."""
-        if pod.name in self.pods:
-            self.stop_pod(self.pods[pod.name])
-        elif pod.body["spec"].get("hostNetwork") and (agent := self.agents.get(pod.node)):
-            if agent.alive:
-                agent.stop()
-            agent.start()
-            self.publish()
+        with self.changing:
+            if pod.is_proxy:
+                agent = self.agents[pod.node]
+                if agent.alive:
+                    agent.stop()
+                agent.start()
+                self.publish()
+            elif pod.name in self.pods:
+                self.stop_pod(self.pods[pod.name])
 
     def _start_api(self) -> Api:
         address, log = network.FABRIC[0], self.logs / "apiserver.log"
@@ -232,7 +240,8 @@ class Lab:
     def remove_pod(self, pod: LabPod) -> None:
         """Wait for a pod's process to end; its network stays until `reset`, so that connections are refused."""
         pod.wait_ended()
-        self._ended.append(self.pods.pop(pod.name))
+        if self.pods.pop(pod.name, None):  # nobody else has removed it
+            self._ended.append(pod)
         self.publish()
 
     def publish(self) -> None:

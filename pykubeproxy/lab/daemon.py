@@ -1,19 +1,20 @@
 """Labs that run in the background: start one, find it, run commands in it, end it."""
 
+import itertools
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 
 from pykubeproxy.lab import machine
 from pykubeproxy.lab.agents import node_environment
-from pykubeproxy.lab.api import ApiFailure
 from pykubeproxy.lab.cluster import Lab
-from pykubeproxy.lab.machine import LabError, RunDirectory
+from pykubeproxy.lab.machine import LabError, LabExists, RunDirectory
 from pykubeproxy.lab.network import entered, lab_namespaces, namespace_prefix
 from pykubeproxy.lab.pods import workload
 
@@ -64,7 +65,9 @@ def run(name: str, backend: str, pods: int) -> None:
         while True:
             check_signals()
             connection, _ = requests.accept()
-            with connection, connection.makefile("rw") as stream:
+            connection.settimeout(STOP_SECONDS)
+            # A client may leave at any time.
+            with suppress(OSError, ValueError), connection, connection.makefile("rw") as stream:
                 answer = _done(lab, json.loads(stream.readline()))
                 stream.write(json.dumps(answer))
 
@@ -72,35 +75,29 @@ def run(name: str, backend: str, pods: int) -> None:
 def _done(lab: Lab, words: list[str]) -> str:
     """Do what a command asks. Return why it failed, "" if it did not."""
     try:
-        match words:
-            case ["stop", host] if host in lab.agents:
-                if lab.agents[host].alive:
-                    lab.agents[host].stop()
-            case ["stop", host] if host in lab.pods:
-                lab.stop_pod(lab.pods[host])
-            case ["start", host] if host in lab.agents:
-                if not lab.agents[host].alive:
-                    lab.agents[host].start()
-            case ["scale", number]:
-                _scale(lab, int(number))
-            case [verb, host]:
-                return f"cannot {verb} {host}: {_startable(lab) if verb == 'start' else _stoppable(lab)}"
-        lab.publish()
-    except (ApiFailure, OSError, RuntimeError) as error:
-        return str(error)
+        with lab.changing:
+            match words:
+                case ["stop", host] if host in lab.agents:
+                    if lab.agents[host].alive:
+                        lab.agents[host].stop()
+                case ["stop", host] if host in lab.pods:
+                    lab.stop_pod(lab.pods[host])
+                case ["start", host] if host in lab.agents:
+                    if not lab.agents[host].alive:
+                        lab.agents[host].start()
+                case ["scale", number]:
+                    _scale(lab, int(number))
+                case [verb, host]:
+                    hosts = [*lab.agents, *(lab.pods if verb == "stop" else [])]
+                    return f"cannot {verb} {host}: use one of {', '.join(hosts)}"
+            lab.publish()
+    except Exception as error:  # the lab stays
+        return str(error) or repr(error)
     return ""
 
 
-def _startable(lab: Lab) -> str:
-    return f"use one of {', '.join(lab.agents)}"
-
-
-def _stoppable(lab: Lab) -> str:
-    return f"use one of {', '.join([*lab.agents, *lab.pods])}"
-
-
 def _scale(lab: Lab, number: int) -> None:
-    present = [pod for pod in list(lab.pods.values()) if pod.app == _APP]
+    present = [pod for pod in lab.pods.values() if pod.app == _APP]
     for pod in present[number:]:
         lab.stop_pod(pod)
     lab.deploy(_APP, max(0, number - len(present)))
@@ -121,6 +118,21 @@ def request(directory: RunDirectory, *words: str) -> None:
         ) from None
     if failure:
         raise LabError(failure)
+
+
+@contextmanager
+def demo_lab(name: str | None, backend: str) -> Iterator[Lab]:
+    """Run a lab in this process; without a name, under the first of demo, demo2 and so on that is free."""
+    with ExitStack() as stack:
+        for number in itertools.count(1):
+            try:
+                lab = stack.enter_context(Lab(name or f"demo{number if number > 1 else ''}", backend=backend))
+            except LabExists:
+                if name:
+                    raise
+            else:
+                break
+        yield lab
 
 
 def exit_on_signals(*more: signal.Signals) -> Callable[[], None]:
@@ -187,13 +199,12 @@ def execute(directory: RunDirectory, host: str, command: list[str]) -> None:
 
     Raises LabError for an unknown host, OSError if the command cannot be run.
     """
-    prefix = namespace_prefix(directory.lab)
-    hosts = [name.removeprefix(prefix) for name in lab_namespaces(directory.lab)]
+    hosts = [entry["name"] for entry in directory.read_state().get("hosts", ())]
     if host not in hosts:
         raise LabError(f"no host {host!r} in lab {directory.lab}; use one of {', '.join(hosts)}")
     environment = {**node_environment(directory.logs, host), "KUBECONFIG": str(directory.kubeconfig)}
     environment["PS1"] = f"{host} # "
-    with entered(f"{prefix}{host}"):
+    with entered(f"{namespace_prefix(directory.lab)}{host}"):
         os.execvpe(command[0], command, environment)  # noqa: S606 - the user's command
 
 

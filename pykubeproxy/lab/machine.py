@@ -80,8 +80,7 @@ class RunDirectory:
                 self._lock = descriptor
                 return
             if time.monotonic() > deadline:
-                remedy = f"remove it with `pykubeproxy lab down --name {self.lab}`"
-                raise LabExists(f"lab {self.lab!r} already exists; {remedy}")
+                raise LabExists(f'lab "{self.lab}" is running; choose another name with --name')
             time.sleep(0.05)
 
     def _try_lock(self) -> int | None:

@@ -4,7 +4,7 @@ import http.client
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -169,11 +169,17 @@ class PublishedObject(NamedTuple):
     def is_pod(self) -> bool:
         return bool(self.body["kind"] == "Pod")
 
+    @property
+    def is_proxy(self) -> bool:
+        """Whether it is the Pod of a node's proxy."""
+        return self.is_pod and bool(self.body["spec"].get("hostNetwork"))
+
 
 class Publisher:
     """Writes objects that changed; on a thread of its own too, from construction to `stop`.
 
-    Calls `deleted`, on that thread, with each Pod that a client has deleted.
+    Calls `deleted`, on that thread, with each Pod that a client has deleted. EndpointSlices that clients delete come back,
+    and so do the Pods of proxies.
     """
 
     def __init__(
@@ -195,8 +201,9 @@ class Publisher:
         while not self._stopped.wait(_CHECK_SECONDS):
             # The server is down or injects a fault: retry.
             with suppress(ApiFailure, urllib3.exceptions.HTTPError, OSError, ValueError):
+                deleted = self._take_deleted()
                 self.publish()
-                for pod in self._take_deleted():
+                for pod in deleted:
                     self._deleted(pod)
 
     def stop(self) -> None:
@@ -222,26 +229,27 @@ class Publisher:
             return True
 
     def _take_deleted(self) -> list[PublishedObject]:
-        """Return the Pods that clients have deleted. Those of proxies are forgotten, so that they are written again."""
+        """Return the Pods that clients have deleted. Objects that come back are forgotten, so that they are written."""
         with self._lock:
-            known = {
-                path: item for path, item in self._written.items() if item.is_pod and not item.terminating
+            present = {
+                f"{in_namespace(path, item['metadata']['namespace'])}/{item['metadata']['name']}"
+                for path in (PODS, SLICES)
+                for item in self._api.items(path)
+                if "deletionTimestamp" not in item["metadata"]
             }
-            found = {
-                f"{in_namespace(PODS, meta['namespace'])}/{meta['name']}": meta
-                for meta in (pod["metadata"] for pod in self._api.items(PODS))
+            deleted = {
+                path: item
+                for path, item in self._written.items()
+                if path not in present and not item.terminating
             }
-            deleted = [
-                path for path in known if "deletionTimestamp" in found.get(path, {"deletionTimestamp": ""})
-            ]
-            for path in deleted:
-                if known[path].body["spec"].get("hostNetwork"):
+            for path, item in deleted.items():
+                if not item.is_pod or item.is_proxy:
                     self._delete(path, 0)
                     del self._written[path]
-            return [known[path] for path in deleted]
+            return [item for item in deleted.values() if item.is_pod]
 
     def _write(self, path: str, item: PublishedObject) -> None:
-        """Write an object, of a Pod its status; create the object if there is none."""
+        """Write an object, of a Pod its status; create the object unless a client has deleted that Pod."""
         body, path = item.body, f"{path}/status" if item.is_pod else path
         if not item.is_pod:
             changed = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -251,6 +259,8 @@ class Publisher:
         except ApiFailure as error:
             if error.status != 404:
                 raise
+            if item.is_pod and f"{item.path}/{item.name}" in self._written:
+                return  # `_take_deleted` returns it
             self._api.call("POST", item.path, body)
             if item.is_pod:
                 self._api.call("PUT", path, body)
@@ -317,13 +327,24 @@ def _status(spec: Object, site: Site, addresses: Iterable[str], started: str, re
     return running(spec, list(addresses), started, ready) | {"hostIP": site.addresses[0], "hostIPs": hosts}
 
 
-def slices(service: Object, pods: Iterable[LabPod]) -> list[Object]:
-    """Return a Service's slices, one for each address family; [] without a selector: others write those."""
+def slices(
+    service: Object, pods: Iterable[LabPod], pod_labels: Mapping[str, Mapping[str, str]]
+) -> list[Object]:
+    """Return a Service's slices, one for each address family; [] without a selector: others write those.
+
+    `pod_labels` are those of Pod objects by name, which clients may change.
+    """
     spec, metadata = service["spec"], service["metadata"]
     selector = spec.get("selector")
     if not selector:
         return []
-    selected = [pod for pod in pods if selector == {"app": pod.app} and pod.status.running]
+    selected = [
+        pod
+        for pod in pods
+        if metadata["namespace"] == "default"  # as all pods
+        and selector.items() <= pod_labels.get(pod.name, {"app": pod.app}).items()
+        and pod.status.running
+    ]
     publish = bool(spec.get("publishNotReadyAddresses"))
     labels = {
         "kubernetes.io/service-name": metadata["name"],

@@ -46,7 +46,7 @@ class ProbeResult:
     """The results of a number of connections.
 
     `pods` counts answers by pod, `clients` by the client address that the pod reported, `real_ips` by the
-    X-Real-IP header it received; `errors` counts failures by kind: "refused", "timeout", "unreachable",
+    X-Real-IP header it received; `errors` counts failures by kind: "refused", "timed out", "unreachable",
     "reset", "closed" (without an answer), "http 502" and the like. `slowest` is in seconds.
     """
 
@@ -75,8 +75,9 @@ class ProbeResult:
         )
 
     def __str__(self) -> str:
-        counts = [*sorted(self.pods.items()), *sorted(self.errors.items())]
-        return ", ".join(f"{name} {count}" for name, count in counts) or "nothing"
+        answers = [f"{pod} {count}" for pod, count in sorted(self.pods.items())]
+        failures = [f"{count} {kind}" for kind, count in sorted(self.errors.items())]
+        return ", ".join(answers + failures) or "nothing"
 
     def count(self, probe: Callable[[], dict[str, str]]) -> None:
         started = time.monotonic()
@@ -169,7 +170,7 @@ def probe_tcp(target: ProbeTarget, source: str, timeout: float) -> dict[str, str
         raise ProbeError("closed")
     status = head.split(b" ", 2)[1].decode()
     if status != "200":
-        raise ProbeError(f"http {status}")
+        raise ProbeError(f"HTTP {status}")
     return _decoded(body)
 
 
@@ -221,7 +222,7 @@ def _probe_socket(target: ProbeTarget, kind: int, source: str, timeout: float) -
         try:
             yield result
         except TimeoutError:
-            raise ProbeError("timeout") from None
+            raise ProbeError("timed out") from None
         except OSError as error:
             raise ProbeError(_KINDS.get(error.errno or 0, (error.strerror or "error").lower())) from None
 

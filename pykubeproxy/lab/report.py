@@ -92,7 +92,7 @@ def introduction(lab: Lab) -> str:
     """Describe the lab before the first scenario."""
     hosts = "two nodes, their pods and an outside client as network namespaces"
     agents = f"an agent on each node (iptables backend: {lab.backend})"
-    return "\n".join(wrapped(f"Lab {lab.name}: {hosts}, an API server, and {agents}."))
+    return "\n".join(wrapped(f'Lab "{lab.name}": {hosts}, an API server, and {agents}.'))
 
 
 def summary(results: Sequence[ScenarioResult], seconds: float) -> str:
@@ -226,7 +226,7 @@ class LabReport(Report, frozen=True, kw_only=True):
 
     def blocks(self, *, wide: bool) -> Iterator[Block]:  # noqa: ARG002
         """Return hosts and Services as tables."""
-        yield Sentence(f"Lab {self.lab}, logs in {self.logs}")
+        yield Sentence(f'Lab "{self.lab}", logs in {self.logs}')
         yield GAP
         hosts = [Row((one.name, one.node or "", *one.addresses, self._state(one))) for one in self.hosts]
         yield Table(hosts, ("HOST", "NODE", "IPV4", "IPV6", "STATE"))

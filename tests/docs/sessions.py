@@ -44,11 +44,14 @@ class Session:
         return done.returncode, done.stdout.decode()
 
     def _as_typed(self, command: str) -> str:
-        """The command, in the lab of this session; kubectl's plugin at its API server."""
+        """The command, in the lab of this session; kubectl and its plugin at its API server."""
         named = rf"\g<0> --name {self._lab}"
         command = command.replace(".venv/bin/", "")
-        command = command.replace("kubectl pykubeproxy ", f"{self._at_api_server} kubectl-pykubeproxy ")
-        return re.sub(r"pykubeproxy lab (up|down|exec|status|demo)\b(?! --(name|list))", named, command)
+        command = re.sub(r"(?<!-- )\bkubectl ", f"{self._at_api_server} kubectl ", command)
+        command = command.replace("kubectl pykubeproxy ", "kubectl-pykubeproxy ")
+        return re.sub(
+            r"pykubeproxy lab (up|down|exec|status|demo|start|stop|scale)\b(?! --(name|list))", named, command
+        )
 
 
 def agrees(expected: tuple[str, ...], output: str) -> bool:

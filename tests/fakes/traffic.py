@@ -15,8 +15,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
+from pykubeproxy.lab.api import NAMESPACES, SERVICES, SLICES, Api, Object, in_namespace, namespace
 from pykubeproxy.lab.api import POD_PORT as PORT
-from pykubeproxy.lab.api import SERVICES, SLICES, Api, Object, in_namespace
 from pykubeproxy.lab.prober import ProbeTarget
 from pykubeproxy.services.ports import PortName
 
@@ -42,6 +42,7 @@ class Crowd(NamedTuple):
 
     def create(self, numbers: range) -> None:
         """Create the Services of these numbers, from 0 on, and their EndpointSlices in parallel."""
+        self.api.put(NAMESPACES, NAMESPACE, namespace(NAMESPACE))
         with ThreadPoolExecutor(_AT_ONCE) as writers:
             list(writers.map(self._create, numbers))
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
 from pykubeproxy.lab.agents import AgentProcess, node_environment
-from pykubeproxy.lab.api import POD_PORT, SERVICES, SLICES, Api, Object, in_namespace
-from pykubeproxy.lab.apiserver.store import merged
+from pykubeproxy.lab.api import NAMESPACES, POD_PORT, SERVICES, SLICES, Api, Object, in_namespace, namespace
+from pykubeproxy.lab.apiserver.patches import merged
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.network import OUTSIDE, OUTSIDE_CROWD, SITES, Namespace
 from pykubeproxy.lab.pods import LabPod
@@ -83,6 +83,7 @@ CHANGING = ("web", "local")
 
 def create(api: Api, pods: Sequence[LabPod]) -> None:
     """Create the Services; all pods are their endpoints."""
+    api.put(NAMESPACES, NAMESPACE, namespace(NAMESPACE))
     for name, spec in _SPECS.items():
         api.call("POST", in_namespace(SERVICES, NAMESPACE), _service(name, spec))
         if ingress := _BALANCERS.get(name):

@@ -325,7 +325,9 @@ def execute(request: Request, pod: JsonObject, runtime: Runtime, store: Store) -
     if not any(streams):
         raise ApiError(400, "you must specify at least 1 of stdin, stdout, stderr")
     if query.flag("tty"):
-        raise ApiError(400, "this API server offers no terminals; leave out tty")
+        raise ApiError(
+            400, "this API server offers no terminals; leave out -t, or use `pykubeproxy lab exec`"
+        )
     if (pod.get("status") or {}).get("phase") != "Running":
         raise ApiError(500, f'unable to upgrade connection: container not found ("{container}")')
     sandbox = runtime(pod)
@@ -377,7 +379,10 @@ def _handshake(request: Request) -> tuple[WSConnection, str]:
     if "upgrade" not in upgrades or not headers.get("upgrade"):
         raise ApiError(400, "Upgrade request required")
     if headers["upgrade"].lower() != "websocket":
-        raise ApiError(400, f"this API server serves exec over WebSocket, not {headers['upgrade']}")
+        raise ApiError(
+            400,
+            f"this API server serves exec over WebSocket, not {headers['upgrade']}; use kubectl 1.31 or later, or `pykubeproxy lab exec`",
+        )
     if request.method != "GET":
         raise ApiError(405, "a WebSocket begins with GET")
     websocket = WSConnection(ConnectionType.SERVER)

@@ -38,7 +38,7 @@ def patch_of(content_type: str, body: object) -> Patch:
         case "application/merge-patch+json", dict():
             return lambda item: dict(merged(item, body))
         case "application/strategic-merge-patch+json", dict():
-            return lambda item: _strategic(item, body, "")
+            return lambda item: _strategic_patched(item, body)
     if content_type in _TYPES:
         raise ApiError(400, f"the body of the request is no patch of type {content_type}")
     raise ApiError(
@@ -69,6 +69,13 @@ def _json_patched(item: JsonObject, operations: list[Any]) -> JsonObject:
         raise ApiError(
             422, f"the server rejected our request due to an error in our request: {error}"
         ) from None
+
+
+def _strategic_patched(item: JsonObject, patch: JsonObject) -> JsonObject:
+    try:
+        return _strategic(item, patch, "")
+    except (AttributeError, TypeError) as error:  # a list of other values than the type of the object has
+        raise ApiError(400, f"unable to apply the strategic merge patch: {error}") from None
 
 
 def _strategic(target: JsonObject, patch: JsonObject, path: str) -> JsonObject:

@@ -18,7 +18,9 @@ from pykubeproxy.lab.apiserver.kubelet import Kubelet, Runtime, execute, no_runt
 from pykubeproxy.lab.apiserver.patches import patch_of
 from pykubeproxy.lab.apiserver.read import Selector, ServedWatch, UrlQuery, WatchOptions, list_objects
 from pykubeproxy.lab.apiserver.resources import (
+    NAMESPACES,
     PODS,
+    RESOURCES,
     SERVICES,
     ApiError,
     JsonObject,
@@ -149,6 +151,7 @@ class Routes:
                 )
                 return Response(content_type=JSON, stream=watch.stream)
             case "create" if not target.name and (target.namespace or not resource.namespaced):
+                self._check_namespace(target.namespace)
                 return respond(self._store.create(_object(request, target), part="spec"), 201)
             case "get":
                 stored = self._store.read(*key)
@@ -166,6 +169,11 @@ class Routes:
                 return self._delete(request, target)
         raise method_not_allowed()
 
+    def _check_namespace(self, name: str) -> None:
+        """Raise a 404 for a namespace that is missing. A server without any Namespace accepts all names."""
+        if name and self._store.snapshot(NAMESPACES).objects:
+            self._store.read(NAMESPACES, "", name)
+
     def _exec(self, request: Request, target: RequestTarget) -> Response:
         if request.method not in ("GET", "POST"):
             raise method_not_allowed()
@@ -181,6 +189,8 @@ class Routes:
         if not isinstance(grace, int | None):
             raise ApiError(400, "gracePeriodSeconds must be a whole number")
         uid, version = str(conditions.get("uid") or ""), str(conditions.get("resourceVersion") or "")
+        if target.resource is NAMESPACES:
+            self._empty_namespace(target.name)
         last = self._store.delete(
             target.resource,
             target.namespace,
@@ -194,6 +204,18 @@ class Routes:
         status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
         details = target.resource.details(target.name) | {"uid": last["metadata"]["uid"]}
         return respond(status | {"details": details})
+
+    def _empty_namespace(self, name: str) -> None:
+        """Delete all objects of a namespace. Raise a 403 for one that a cluster always has."""
+        if name in ("default", "kube-system"):
+            reason = "this namespace may not be deleted"
+            raise ApiError(
+                403, f'namespaces "{name}" is forbidden: {reason}', details=NAMESPACES.details(name)
+            )
+        for resource in filter(lambda one: one.namespaced, RESOURCES):
+            for stored in self._store.snapshot(resource).objects:
+                if stored.namespace == name:
+                    self._store.delete(resource, name, stored.name, grace=0)
 
     def _check_token(self, request: Request) -> None:
         token = self._token()
@@ -238,7 +260,7 @@ def _content_type(request: Request) -> str:
 def _json(request: Request) -> JsonObject:
     """Return the body of a write. Raise a 415 for another content type, a 400 for bad JSON."""
     if _content_type(request) not in (JSON, ""):
-        expected = f"accepted media types include: {JSON}"
+        expected = f"accepted media types include: {JSON}; with kubectl, use `create -f FILE`"
         raise ApiError(415, f"the body of the request was in an unknown format - {expected}")
     return _decode(request.body, JsonObject)
 

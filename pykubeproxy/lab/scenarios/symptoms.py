@@ -61,16 +61,16 @@ def time_out(run: Run) -> None:
     lab.until(lambda: not client.tcp(node2.node_port(service)).failed, "the node port of node2 answers")
 
     target = node1.node_port(service)
-    _expect_error(run, "policy Local", client, target, "timeout")
+    _expect_error(run, "policy Local", client, target, "timed out")
     run.inspect("node1", f"trace {outside} {target}", "default/web has no local endpoints")
 
     target = _set_source_ranges(lab, node2.addresses[0])
-    _expect_error(run, "source ranges", client, target, "timeout")
+    _expect_error(run, "source ranges", client, target, "timed out")
     run.inspect("node2", f"trace {outside} {target}", "in filter KUBE-PROXY-FIREWALL")
     run.inspect("node2", "explain default/web", "open only to 10.0.0.0/8")
 
     with _drop_rule(lab, "node1", pod.addresses[0]):
-        _expect_error(run, "firewall", caller.prober, service.vip(), "timeout")
+        _expect_error(run, "firewall", caller.prober, service.vip(), "timed out")
         rule = f"dropped: -d {pod.addresses[0]}/32 -j DROP"
         run.inspect("node1", f"trace {caller.addresses[0]} {service.vip()}", rule)
 

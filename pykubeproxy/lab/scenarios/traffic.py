@@ -51,7 +51,7 @@ def scale(run: Run) -> None:
     pods += lab.deploy("web", 2)
     run.check_balanced("3 pods", caller.prober, vip, pods, 600)
     low, high = run.check_balanced("from node2", lab.nodes["node2"].prober, vip, pods, 600)
-    run.log("", f"random shares: {low} to {high} for each pod, with one exception in a million")
+    run.log("", f"random shares: {low} to {high} for each pod; outside once in a million runs")
 
     for pod in pods[1:]:
         lab.stop_pod(pod)
@@ -115,7 +115,7 @@ def _only_pod(lab: Lab, target: ProbeTarget, client: str, connections: int) -> s
 
 @scenario(
     "UDP, IPv6, hairpin, and a Service without endpoints",
-    why="A pod behind its own VIP is masqueraded; a Service without endpoints gets a REJECT.",
+    why="A pod behind its own cluster IP is masqueraded; a Service without endpoints gets a REJECT.",
     command="pykubeproxy dump-rules default/empty",
 )
 def edge_cases(run: Run) -> None:
@@ -189,7 +189,7 @@ def client_address(run: Run) -> None:
         clients = _clients(lab, node1.node_port(local, family), OUTSIDE[family == 6])
         run.log(f"Local, IPv{family}", f"through node1 the pods see {clients}")
         result = lab.outside.prober.tcp(node2.node_port(local, family), 3, timeout=0.3)
-        expect_errors(result, "timeout")
+        expect_errors(result, "timed out")
         run.log("", f"through node2, which has no pod: {result}")
     run.inspect(
         "node1", f"trace {OUTSIDE[0]} {lab.nodes['node1'].node_port(local)}", f"sees client {OUTSIDE[0]}"
@@ -303,7 +303,7 @@ def agent_stopped(run: Run) -> None:
         run.check_balanced("agent on node2", node2, vip, current, 300)
         lab.nodes[pods[0].site.name].namespace.set_down(pods[0].interface)
         result = caller.prober.tcp(vip, 40, timeout=0.05)
-        expect(result.errors["timeout"] > 0, "time-outs without the network of the removed pod", result)
+        expect(result.errors["timed out"] > 0, "time-outs without the network of the removed pod", result)
         run.log("network gone", f"40 connections on node1: {result}")
         run.inspect_cluster("diff --sync-period 1", "node1: 1 wrong Service default/web", 1)
     finally:
@@ -349,13 +349,13 @@ def min_sync_period(run: Run) -> None:
         agent.start()
     run.log("changes", f"{CHANGES} within {changed - started:.1f} s")
     run.log("restores", f"{len(restores)}, after " + " and ".join(f"{seconds:.2f} s" for seconds in restores))
-    run.log("VIP followed", f"{followed:.2f} s after the last change")
+    run.log("rules followed", f"{followed:.2f} s after the last change")
     expect(len(restores) == 2, "two restores", len(restores))
     first, second = restores
     late = changed + followed - started - second
     expect(first < MIN_SYNC / 2, "the first restore at once", f"{first:.2f} s")
     expect(second - first > MIN_SYNC - 0.5, "the second after the period", f"{second - first:.2f} s later")
-    expect(late < MIN_SYNC / 2, "the VIP to follow the second restore at once", f"{late:.2f} s later")
+    expect(late < MIN_SYNC / 2, "rules to follow the second restore at once", f"{late:.2f} s later")
 
 
 @scenario(
@@ -441,13 +441,13 @@ def readiness_gate(run: Run) -> None:
     (gated,) = lab.deploy("web", 1, gates=[GATE], linger=LINGER)
     direct, through = caller.prober.tcp(gated.target(), 50), caller.prober.tcp(vip, 200)
     run.log("gate closed", f"{gated.name} answers {direct.pods[gated.name]} of 50 direct connections")
-    run.log("", f"200 connections to the VIP: {through}")
+    run.log("", f"200 connections to the cluster IP: {through}")
     expect(direct.pods[gated.name] == 50, "the gated pod to answer direct connections", direct)
     expect_pods(through, pods)
     gated.open_gate(GATE)
     pods.append(gated)
     run.settle(caller.prober, vip, pods)
-    run.log("gate open", f"200 connections to the VIP: {caller.prober.tcp(vip, 200)}")
+    run.log("gate open", f"200 connections to the cluster IP: {caller.prober.tcp(vip, 200)}")
 
     with _balancer(lab) as balancer:
         lab.until(lambda: rotation(balancer) == addresses(pods), "the load balancer uses the pods")

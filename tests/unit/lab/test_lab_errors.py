@@ -1,5 +1,6 @@
 """Errors of `pykubeproxy lab` are one line that says what failed."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from click.testing import CliRunner
 from pykubeproxy.cli.lab import lab
 from pykubeproxy.lab import daemon, machine
 from pykubeproxy.lab.api import Api
-from pykubeproxy.lab.machine import LabError, RunDirectory
+from pykubeproxy.lab.machine import LabError, LabExists, RunDirectory
 
 
 @pytest.fixture
@@ -23,6 +24,22 @@ def one_running(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_lab_is_named() -> None:
     with pytest.raises(LabError, match=r"no lab other is running; running: mine$"):
         daemon.select_lab("other")
+
+
+@pytest.mark.parametrize(("name", "used"), [(None, "demo3"), ("mine", "mine")])
+def test_demos_take_the_first_free_name(monkeypatch: pytest.MonkeyPatch, name: str | None, used: str) -> None:
+    """A name that the caller chose is not replaced."""
+
+    def made(name: str, **_: str) -> AbstractContextManager[str]:
+        if name in ("demo", "demo2"):
+            raise LabExists(name)
+        return nullcontext(name)
+
+    monkeypatch.setattr(daemon, "Lab", made)
+    with daemon.demo_lab(name, "auto") as found:
+        assert str(found) == used
+    with pytest.raises(LabExists), daemon.demo_lab("demo2", "auto"):
+        pass
 
 
 @pytest.mark.usefixtures("one_running")

@@ -27,7 +27,7 @@ def listener(answer: bytes | None) -> ProbeTarget:
 
 @pytest.mark.parametrize(
     ("answer", "kind"),
-    [(None, "closed"), (b"HTTP/1.1 502 x\r\n\r\n", "http 502"), (b"HTTP/1.1 200 OK\r\n\r\n{", "garbled")],
+    [(None, "closed"), (b"HTTP/1.1 502 x\r\n\r\n", "HTTP 502"), (b"HTTP/1.1 200 OK\r\n\r\n{", "garbled")],
 )
 def test_failure_has_a_kind(answer: bytes | None, kind: str) -> None:
     """A connection without a valid answer raises its kind of failure."""
@@ -41,4 +41,4 @@ def test_results_add_up() -> None:
     two = ProbeResult(pods=Counter({"a": 1, "b": 4}), slowest=0.3)
     both = one + two
     assert (both.total, both.failed, both.slowest) == (8, 1, 0.3)
-    assert str(both) == "a 3, b 4, refused 1"
+    assert str(both) == "a 3, b 4, 1 refused"

@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from pykubeproxy.lab.api import Api, ApiFailure, Object
-from pykubeproxy.lab.apiserver import PODS, Store
+from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, PODS, Store
 from pykubeproxy.lab.apiserver.resources import ApiError as Refused
 from pykubeproxy.lab.network import SITES
 from pykubeproxy.lab.pods import PublishedObject, Publisher, proxy_pod
+from tests.fakes.follower import eventually
 from tests.unit.manifests.overlays import MANIFESTS, daemon_set
 
 NODE = SITES["node1"]
@@ -35,18 +36,19 @@ class FakeApi:
             if method == "POST":
                 self.store.create(body, part="spec")
             else:
-                self.store.replace(body, part="status")
+                self.store.replace(body, part="status" if body["kind"] == "Pod" else "spec")
         except Refused as error:
             raise ApiFailure(error.code, str(error)) from error
 
-    def items(self, _path: str) -> list[Object]:
-        return self.store.list(PODS)
+    def items(self, path: str) -> list[Object]:
+        return self.store.list(PODS if path.endswith("pods") else ENDPOINT_SLICES)
 
     def delete(self, path: str) -> None:
         path, _, grace = path.partition("?gracePeriodSeconds=")
-        *_, namespace, _, name = path.split("/")
+        *_, namespace, plural, name = path.split("/")
         with suppress(Refused):
-            self.store.delete(PODS, namespace, name, grace=int(grace))
+            resource = PODS if plural == "pods" else ENDPOINT_SLICES
+            self.store.delete(resource, namespace, name, grace=int(grace))
 
     def pods(self) -> dict[str, Any]:
         return {pod["metadata"]["name"]: pod for pod in self.store.list(PODS)}
@@ -148,6 +150,42 @@ def test_the_pod_of_a_proxy_that_a_client_deleted_returns(
     finally:
         publisher.stop()
     assert deleted.empty()
+
+
+def test_a_slice_that_a_client_deleted_returns(
+    api: FakeApi, desired: list[PublishedObject], publisher: Publisher
+) -> None:
+    meta = {"name": "web-ipv4", "namespace": "default"}
+    body = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "addressType": "IPv4",
+        "endpoints": [],
+    }
+    desired[:] = [PublishedObject({**body, "metadata": meta})]
+    publisher.publish()
+    api.store.delete(ENDPOINT_SLICES, "default", "web-ipv4")
+    eventually(lambda: bool(api.store.list(ENDPOINT_SLICES)), 10)
+
+
+def test_a_pod_that_a_client_removed_at_once_is_not_written_again(
+    api: FakeApi, desired: list[PublishedObject]
+) -> None:
+    """However its status changes until its process has ended."""
+    body = proxy_pod(NODE, STARTED, alive=True).body
+    own = {**body, "spec": {**body["spec"], "hostNetwork": False}}
+    desired[:] = [PublishedObject(own)]
+    deleted: queue.SimpleQueue[str] = queue.SimpleQueue()
+    publisher = Publisher(cast("Api", api), lambda: list(desired), lambda pod: deleted.put(pod.name))
+    try:
+        publisher.publish()
+        api.store.delete(PODS, "kube-system", "pykubeproxy-node1", grace=0)
+        desired[:] = [PublishedObject({**own, "status": {"phase": "Succeeded"}})]
+        publisher.publish()
+        assert api.pods() == {}
+        assert deleted.get(timeout=10) == "pykubeproxy-node1"
+    finally:
+        publisher.stop()
 
 
 def test_nothing_is_written_after_the_end(api: FakeApi, publisher: Publisher) -> None:

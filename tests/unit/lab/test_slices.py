@@ -42,13 +42,13 @@ def test_conditions_follow_status(status: PodState, publish: bool, expected: tup
     """Ready, serving and terminating are set as by the EndpointSlice controller."""
     service = {**SERVICE, "spec": {**SERVICE["spec"], "publishNotReadyAddresses": publish}}
     conditions = dict(zip(("ready", "serving", "terminating"), expected, strict=True))
-    for slice_ in slices(service, [pod(status)]):
+    for slice_ in slices(service, [pod(status)], {}):
         assert [endpoint["conditions"] for endpoint in slice_["endpoints"]] == [conditions]
 
 
 def test_endpoint_fields() -> None:
     """An endpoint has address, node, zone and pod; the slice has the target port."""
-    ipv4, ipv6 = slices(SERVICE, [pod(PodState(answering=True)), pod(PodState(), app="other")])
+    ipv4, ipv6 = slices(SERVICE, [pod(PodState(answering=True)), pod(PodState(), app="other")], {})
     assert ipv4["addressType"] == "IPv4"
     assert ipv4["metadata"]["labels"]["kubernetes.io/service-name"] == "web"
     assert ipv4["ports"] == [{"name": "http", "protocol": "TCP", "port": 8080}]
@@ -57,3 +57,19 @@ def test_endpoint_fields() -> None:
     assert (endpoint["nodeName"], endpoint["zone"]) == ("node1", "zone-a")
     assert endpoint["targetRef"]["name"] == "web-1"
     assert ipv6["endpoints"][0]["addresses"] == ["fd00:10:244:1::2"]
+
+
+@pytest.mark.parametrize(
+    ("namespace", "labels", "count"),
+    [
+        ("default", {"app": "web", "more": "x"}, 1),
+        ("default", {"app": "other"}, 0),
+        ("default", {}, 0),
+        ("other", {"app": "web"}, 0),
+    ],
+)
+def test_endpoints_follow_the_labels_of_pods(namespace: str, labels: dict[str, str], count: int) -> None:
+    """Those of the Pod object, in the namespace of the Service."""
+    service = {**SERVICE, "metadata": {"namespace": namespace, "name": "web"}}
+    for slice_ in slices(service, [pod(PodState(answering=True))], {"web-1": labels}):
+        assert len(slice_["endpoints"]) == count

@@ -75,6 +75,13 @@ def test_json_patches() -> None:
         assert refused.value.code == 422
 
 
+@pytest.mark.parametrize("ports", [["x"], [{"port": 80}, 5]])
+def test_lists_of_other_values_are_refused(ports: object) -> None:
+    with pytest.raises(ApiError) as refused:
+        patch_of(STRATEGIC, {"spec": {"ports": ports}})(service())
+    assert refused.value.code == 400
+
+
 @pytest.mark.parametrize(("kind", "body", "code"), [("text/plain", {}, 415), (STRATEGIC, [], 400)])
 def test_what_is_no_patch_is_refused(kind: str, body: object, code: int) -> None:
     with pytest.raises(ApiError) as refused:

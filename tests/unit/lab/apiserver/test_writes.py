@@ -205,3 +205,16 @@ def test_name_in_the_path_counts(client: Client, service: Maker) -> None:
     client.ask("POST", PATH, service("web"))
     assert client.ask("PUT", f"{PATH}/web", service("other")).status == 400
     assert client.ask("PUT", f"{PATH}/missing", service("missing")).status == 404
+
+
+def test_namespaces(client: Client, service: Maker) -> None:
+    """Objects need a namespace, which takes them along when it is deleted."""
+    for name in ("default", "shop"):
+        client.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        client.ask("POST", PATH.replace("default", name), service("web", name))
+    missing = client.ask("POST", PATH.replace("default", "other"), service("web", "other"))
+    assert (missing.status, missing.json["message"]) == (404, 'namespaces "other" not found')
+    assert client.ask("DELETE", "/api/v1/namespaces/shop").status == 200
+    assert client.names("/api/v1/services") == ["web"]
+    kept = client.ask("DELETE", "/api/v1/namespaces/default")
+    assert (kept.status, kept.json["reason"], client.names("/api/v1/services")) == (403, "Forbidden", ["web"])
