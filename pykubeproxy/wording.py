@@ -24,6 +24,7 @@ _FIRST = 0xD800
 _RESET = chr(_FIRST)
 _STYLE = re.compile("[\ud800-\ud87f]")
 _USER = re.compile(r"//[^/\s]*@")
+_MOST_SUGGESTED = 3
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -43,6 +44,23 @@ def listed(words: Iterable[str], limit: int | None = None) -> str:
     if limit is not None and len(names) > limit:
         return f"{', '.join(names[:limit])} and {len(names) - limit} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return "did you mean a or b?" for the known names most like one, "" without any.
+
+    Only the last part of a name counts, such as "web" of "svc/default/web"; those with the same first part come first.
+    """
+    from difflib import get_close_matches  # few runs need it
+
+    by_name: dict[str, list[str]] = {}
+    for text in known:
+        by_name.setdefault(text.rpartition("/")[2], []).append(text)
+    first, slash, last = name.rpartition("/")
+    close = get_close_matches(last, by_name, _MOST_SUGGESTED)
+    found = [text for word in close for text in by_name[word]]
+    found.sort(key=lambda text: not text.startswith(first + slash))
+    return f"did you mean {' or '.join(found[:_MOST_SUGGESTED])}?" if found else ""
 
 
 def percent(share: float) -> str:

@@ -57,6 +57,8 @@ def _no_lab() -> str:
 def main() -> None:
     """Run and inspect a Kubernetes service proxy for iptables, a replacement for kube-proxy.
 
+    These commands are about this node, files or a bundle. `kubectl pykubeproxy` asks a cluster about its nodes.
+
     \b
     Try it without a cluster:    sudo pykubeproxy lab demo
     Print the rules it writes:   pykubeproxy render -f objects.yaml

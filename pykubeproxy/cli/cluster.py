@@ -16,6 +16,7 @@ from pykubeproxy.cli.terminal import echo_line
 from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.node import NodeSource, ReadError
 from pykubeproxy.objects import Kind, Node
+from pykubeproxy.wording import suggestion
 
 # Commands on a node share modules with those of the plugin, and need none of these.
 if TYPE_CHECKING:
@@ -220,7 +221,8 @@ def list_nodes(client: "Client", wanted: Sequence[str]) -> Sequence[Node]:
 
     nodes = {node.name: node for node in list_kind(client, Kind.NODE).objects if isinstance(node, Node)}
     if missing := [name for name in wanted if name not in nodes]:
-        raise click.ClickException(f"there is no node {missing[0]}; run `kubectl get nodes`")
+        advice = suggestion(missing[0], nodes) or "run `kubectl get nodes`"
+        raise click.ClickException(f"there is no node {missing[0]}; {advice}")
     return [nodes[name] for name in sorted(set(wanted) or nodes)]
 
 

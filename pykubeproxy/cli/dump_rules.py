@@ -23,13 +23,14 @@ from pykubeproxy.cli.flags import backend_option, family_option, rules_option
 from pykubeproxy.cli.help import NOT_ANSWERED, OUTPUT, QUESTION, SOURCE, command, option
 from pykubeproxy.cli.sources import bundle_option, node_source, opened, read_errors, service_filter
 from pykubeproxy.cli.terminal import echo_line, echo_notes, echo_styled
-from pykubeproxy.inspect.dump.model import ServiceView
+from pykubeproxy.inspect.dump.model import ServiceView, services_of
 from pykubeproxy.inspect.dump.render_rules import listing
 from pykubeproxy.inspect.dump.report import DumpedNode, DumpReport, dumped, rates, service_blocks
-from pykubeproxy.inspect.node import NodeSource, NodeState, Question, UnknownNode
+from pykubeproxy.inspect.node import NodeRules, NodeSource, NodeState, Question, UnknownNode
 from pykubeproxy.inspect.targets import ServiceFilter, is_service_name
 from pykubeproxy.objects import Family
 from pykubeproxy.report.text import text
+from pykubeproxy.wording import suggestion
 
 _output = report_option(
     "rules", about="wide with bytes and chains, rules in the order in which packets pass them"
@@ -148,7 +149,7 @@ def _show(
         else:
             echo_notes({found.name if found.origin.pod else "": found.remarks})
             if not answer.services:
-                _report_none(query, found.origin.place, required=required)
+                _report_none(query, found.origin.place, found.rules.values() if required else None)
         if output in at_the_end:
             answers.append(answer)
         elif isinstance(found, NodeState):
@@ -172,20 +173,21 @@ def _show_node(found: NodeState, answer: DumpedNode, query: ServiceFilter, outpu
 def _watch(source: NodeSource, question: Question, *, required: bool) -> None:
     """Print new connections per second in a loop; on a terminal, overwrite the previous table."""
 
-    def read() -> tuple[Sequence[ServiceView], str]:
+    def read() -> tuple[Sequence[ServiceView], NodeState]:
         (found,) = source.nodes(question)
-        place = found.origin.place if isinstance(found, NodeState) else ""
-        return dumped(found, question.service).services, place
+        assert isinstance(found, NodeState), "this node is read or an error"
+        return dumped(found, question.service).services, found
 
-    views, place = read()
+    views, found = read()
     if not views:
-        _report_none(question.service, place, required=required)
+        _report_none(question.service, found.origin.place, found.rules.values() if required else None)
+    echo_line(f"Counting for {_INTERVAL:.0f} s at a time; press Ctrl-C to end.", err=True)
     now = time.monotonic()
     try:
         while True:
             time.sleep(_INTERVAL)
             before, earlier, (views, _), now = views, now, read(), time.monotonic()
-            shown = text(service_blocks(views, rates(before, now - earlier)), columns())
+            shown = text(service_blocks(views, rates(before, now - earlier)), columns(sys.stdout))
             terminal.clear()
             echo_line(f"New connections per second at {time.strftime('%H:%M:%S')}")
             click.echo()
@@ -196,12 +198,13 @@ def _watch(source: NodeSource, question: Question, *, required: bool) -> None:
         return
 
 
-def _report_none(query: ServiceFilter, place: str, *, required: bool) -> None:
-    """Print to standard error that there are no rules. Raises ClickException if they are required."""
-    if required:
-        raise click.ClickException(
-            f"there are no rules for {query} {place}; run dump-rules without SERVICE to list the services that have"
-        )
+def _report_none(query: ServiceFilter, place: str, required_in: Iterable[NodeRules] | None) -> None:
+    """Print to standard error that there are no rules. Raises ClickException if they are required in some tables."""
+    if required_in is not None:
+        known = services_of(rules.ruleset for rules in required_in)
+        advice = suggestion(f"{query.namespace}/{query.name}", sorted(str(service.key) for service in known))
+        otherwise = "run dump-rules without SERVICE to list the services that have"
+        raise click.ClickException(f"there are no rules for {query} {place}; {advice or otherwise}")
     named = (
         str(query)
         if query.name

@@ -1,6 +1,5 @@
 """Show a report in the format that -o names: one convention for all commands."""
 
-import shutil
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import click
 
 from pykubeproxy.cli.help import OUTPUT, option
-from pykubeproxy.cli.terminal import echo_line, echo_styled, unguarded
+from pykubeproxy.cli.terminal import columns, echo_line, echo_styled, set_color
 from pykubeproxy.report.document import Report, document, json_text, yaml_text
 from pykubeproxy.report.text import text
 
@@ -16,12 +15,23 @@ from pykubeproxy.report.text import text
 FORMATS = ("text", "wide", "json", "yaml", "name")
 # Those that hold a whole report as one document.
 DOCUMENTS = ("json", "yaml")
-_NARROWEST, _WIDEST = 80, 120
+
+
+_color_option = option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    expose_value=False,
+    callback=set_color,
+    help="Color the text: auto on a terminal, unless NO_COLOR is set.",
+    group=OUTPUT,
+)
 
 
 def report_option(*more: str, about: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option -o for a command with a report; `about` explains the formats `more`."""
-    return option(
+    """Return the options -o and --color for a command with a report; `about` explains the formats `more`."""
+    output = option(
         "-o",
         "--output",
         type=click.Choice((*FORMATS, *more)),
@@ -30,6 +40,7 @@ def report_option(*more: str, about: str = "") -> Callable[[Callable[..., Any]],
         help=f"Output format; wide adds details, name prints only names{f'; {about}' if about else ''}.",
         group=OUTPUT,
     )
+    return lambda command: output(_color_option(command))
 
 
 def emit(report: Report, output: str) -> None:
@@ -43,7 +54,7 @@ def emit(report: Report, output: str) -> None:
             for name in report.names():
                 echo_line(name)
         case _:
-            echo_styled(text(report.blocks(wide=output == "wide"), columns()))
+            echo_styled(text(report.blocks(wide=output == "wide"), columns(sys.stdout)))
 
 
 def echo_json(found: object) -> None:
@@ -54,11 +65,3 @@ def echo_json(found: object) -> None:
 def emit_rules(rulesets: Iterable[tuple[str, str]]) -> None:
     """Print rules with a title for each part, such as its family, as `-o rules` does."""
     click.echo("\n".join(f"# {title}\n{rules}" for title, rules in rulesets if rules), nl=False)
-
-
-def columns() -> int:
-    """Return how many columns text may use: those of the terminal from 80 to 120, or 80 without one."""
-    out = unguarded(sys.stdout)  # None if it was closed at the start
-    if out is None or not out.isatty():
-        return _NARROWEST
-    return min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)

@@ -42,11 +42,13 @@ from pykubeproxy.inspect.explain.model import RulesAgreement, agreement, explain
 from pykubeproxy.inspect.explain.report import explain_report
 from pykubeproxy.inspect.node import NodeState, Question
 from pykubeproxy.inspect.targets import InvalidTarget, ServiceFilter, parse_service
+from pykubeproxy.nodes.agent import agent_state
 from pykubeproxy.nodes.objects import KnownObjects, agent_objects, bundle_objects, cluster_with, context_of
 from pykubeproxy.objects import Family, Node
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.selection import NodeTopology
+from pykubeproxy.wording import suggestion
 
 # Few calls read a bundle.
 if TYPE_CHECKING:
@@ -155,9 +157,12 @@ def _objects(
     agent = ask_agent(url, flags, filename, service=f"{query.namespace}/{query.name}".lstrip("/"))
     if agent:
         if not agent.objects.services:
+            known = [str(service.key) for service in agent_state(url).objects.services]
+            advice = suggestion(f"{query.namespace}/{query.name}", known) or (
+                "for a headless Service or one of another proxy, use --config or --kubeconfig to read from the API server"
+            )
             raise click.ClickException(
-                f"the agent at {agent.url} has no Service {msgspec.structs.replace(query, port='')}; for a headless"
-                " Service or one of another proxy, use --config or --kubeconfig to read from the API server"
+                f"the agent at {agent.url} has no Service {replace(query, port='')}; {advice}"
             )
         return agent_objects(agent.objects, agent.config)
     if filename is not None:

@@ -16,7 +16,7 @@ from pykubeproxy.lab.cluster import API_PORT
 from pykubeproxy.lab.machine import LabError, RunDirectory
 from pykubeproxy.lab.network import FABRIC, namespace_prefix
 from pykubeproxy.lab.scenarios import SCENARIOS
-from pykubeproxy.wording import counted, text_of
+from pykubeproxy.wording import counted, suggestion, text_of
 
 lab_backend_option = backend_option(help="The iptables backend of the agents.", group=ACTION)
 
@@ -63,7 +63,11 @@ def demo(
         emit(report.scenarios_report(SCENARIOS), output)
         return
     if unknown := set(names) - {scenario.name for scenario in SCENARIOS}:
-        raise click.UsageError(f"no scenario {', '.join(sorted(unknown))}; use --list to see their names")
+        name = min(unknown)
+        advice = (
+            suggestion(name, (scenario.name for scenario in SCENARIOS)) or "use --list to see their names"
+        )
+        raise click.UsageError(f'there is no scenario "{name}"; {advice}')
     selected = [scenario for scenario in SCENARIOS if not names or scenario.name in names]
     check_signals = daemon.exit_on_signals()
     started = time.monotonic()

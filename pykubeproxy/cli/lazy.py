@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from pykubeproxy.cli.help import INTERRUPTED, UNREAD, Group, NotAnswered
-from pykubeproxy.wording import printable
+from pykubeproxy.cli.terminal import fitted_error
+from pykubeproxy.wording import suggestion
 
 
 class LazyGroup(Group):
@@ -55,14 +56,7 @@ class LazyGroup(Group):
         if ctx.resilient_parsing and self._absence(args[0]):
             return args[0], click.Command(args[0]), args[1:]  # completion prints no error
         if args[0][:1].isalnum() and args[0] not in self._targets and not ctx.resilient_parsing:
-            from difflib import get_close_matches
-
-            similar = get_close_matches(args[0], self.list_commands(ctx))
-            advice = (
-                f"did you mean {' or '.join(similar)}?"
-                if similar
-                else f"{ctx.command_path} --help lists them"
-            )
+            advice = suggestion(args[0], self.list_commands(ctx)) or f"{ctx.command_path} --help lists them"
             raise click.UsageError(f'there is no command "{args[0]}"; {advice}', ctx)
         return super().resolve_command(ctx, args)
 
@@ -88,7 +82,7 @@ class LazyGroup(Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            error.message = printable(error.message)  # type: ignore[misc]  # what click prints
+            error.message = fitted_error(error.message)  # type: ignore[misc]  # what click prints
             raise
         except MemoryError:
             raise NotAnswered(

@@ -5,6 +5,7 @@ other way, which includes errors of click and tracebacks.
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,8 +13,11 @@ from typing import IO, Any, TextIO, cast
 
 import click
 
-from pykubeproxy.wording import SafeText, listed, printable
+from pykubeproxy.wording import SafeText, listed, printable, wrapped
 
+# What click prints before the message of an error.
+_ERROR = "Error: "
+_NARROWEST, _WIDEST = 80, 120
 _CLEAR = "\x1b[2J\x1b[1;1H"
 # How many nodes a note names.
 _MOST_NODES = 8
@@ -29,8 +33,34 @@ def click_errors(*errors: type[Exception]) -> Iterator[None]:
 
 
 def echo_styled(text: SafeText) -> None:
-    """Print styled text; without styles if NO_COLOR is set (https://no-color.org) or output is no terminal."""
-    click.echo(text, unguarded(sys.stdout), nl=False, color=False if os.environ.get("NO_COLOR") else None)
+    """Print styled text; with styles as `color_option` says."""
+    click.echo(text, unguarded(sys.stdout), nl=False)
+
+
+def set_color(context: click.Context, _option: click.Parameter, value: str) -> None:
+    """Decide whether output has styles: if it is a terminal, unless NO_COLOR or CLICOLOR_FORCE is set."""
+    forced = {"always": True, "never": False}
+    if value == "auto":
+        value = "never" if os.environ.get("NO_COLOR") else value
+        value = "always" if value == "auto" and os.environ.get("CLICOLOR_FORCE", "0") != "0" else value
+    context.color = forced.get(value)
+
+
+def columns(file: TextIO) -> int:
+    """Return how many columns text may use: those of the terminal from 80 to 120, or 80 without one."""
+    out = unguarded(file)  # None if it was closed at the start
+    if out is None or not out.isatty():
+        return _NARROWEST
+    return min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
+
+
+def fitted_error(message: str) -> str:
+    """Return the message of an error in one printable line; on a terminal, in lines broken between words."""
+    text = printable(message)
+    out = unguarded(sys.stderr)
+    if out is None or not out.isatty():
+        return text
+    return "\n".join(wrapped(_ERROR + text, "", "  ", columns(sys.stderr))).removeprefix(_ERROR)
 
 
 def echo_line(text: str, err: bool = False) -> None:

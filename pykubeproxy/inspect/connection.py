@@ -5,7 +5,6 @@
 Pure: the caller reads the objects. Plain addresses need none.
 """
 
-import difflib
 import enum
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from pykubeproxy.objects import (
 )
 from pykubeproxy.objects.pods import Pod
 from pykubeproxy.services.ports import Frontend, FrontendKind, PortName
-from pykubeproxy.wording import listed
+from pykubeproxy.wording import listed, suggestion
 
 
 class Directory(msgspec.Struct, frozen=True, dict=True):
@@ -230,26 +229,16 @@ def _node(target: Target, directory: Directory) -> _End:
 
 
 def missing(target: Target, known: Iterable[str], directory: Directory) -> Unresolved:
-    """Return the error about an object that the directory lacks, with similar names."""
+    """Return the error about an object that the directory lacks, with similar names first."""
     names = sorted(known)
-    found = _similar(target, names)
-    parts = [f"there is no {target.without_port} {directory.place}", directory.advice.get(target.kind, "")]
-    if found:
-        parts.append(f"did you mean {' or '.join(found)}?")
-    elif names:
-        parts.append(f"known: {listed(names, _MOST_MATCHES)}")
+    suggested = suggestion(target.without_port, names)
+    parts = [
+        f"there is no {target.without_port} {directory.place}",
+        suggested,
+        directory.advice.get(target.kind, ""),
+        f"known: {listed(names, _MOST_MATCHES)}" if names and not suggested else "",
+    ]
     return Unresolved("; ".join(filter(None, parts)))
-
-
-def _similar(target: Target, names: Iterable[str]) -> list[str]:
-    """Return the objects with the most similar names, those in the namespace of the target first."""
-    by_name: dict[str, list[str]] = {}
-    for text in names:
-        by_name.setdefault(text.rpartition("/")[2], []).append(text)
-    close = difflib.get_close_matches(target.name, by_name, _MOST_MATCHES)
-    found = [text for name in close for text in by_name[name]]
-    namespace = target.without_port.removesuffix(target.name)
-    return sorted(found, key=lambda text: not text.startswith(namespace))[:_MOST_MATCHES]
 
 
 # How many ports an error names.

@@ -37,6 +37,15 @@ KIND_PREFIXES = {
     **dict.fromkeys(("svc", "service", "services"), TargetKind.SERVICE),
     **dict.fromkeys(("node", "nodes", "no"), TargetKind.NODE),
 }
+# Objects that people name too, and that are no end of a connection.
+_WORKLOADS = {
+    **dict.fromkeys(("deploy", "deployment", "deployments"), "Deployment"),
+    **dict.fromkeys(("rs", "replicaset", "replicasets"), "ReplicaSet"),
+    **dict.fromkeys(("sts", "statefulset", "statefulsets"), "StatefulSet"),
+    **dict.fromkeys(("ds", "daemonset", "daemonsets"), "DaemonSet"),
+    **dict.fromkeys(("job", "jobs"), "Job"),
+    **dict.fromkeys(("ing", "ingress", "ingresses"), "Ingress"),
+}
 SOURCE_FORMS = "pod/NAME, pod/NAMESPACE/NAME, node/NAME or an IP address"
 DESTINATION_FORMS = (
     "svc/NAME[:PORT], svc/NAMESPACE/NAME[:PORT], NAME.NAMESPACE[:PORT], pod/NAMESPACE/NAME:PORT, node/NAME:PORT, "
@@ -121,6 +130,7 @@ def parse_destination(text: str, namespace: str = "") -> Target:
 def parse_service(text: str, namespace: str = "") -> Target:
     """Parse a Service with an optional port; `namespace` is "" if unknown. Raises InvalidTarget."""
     prefix, slash, rest = text.partition("/")
+    _refuse_workload(prefix if slash else "", rest)
     if slash and KIND_PREFIXES.get(prefix.lower()) is TargetKind.SERVICE:
         target = _named(TargetKind.SERVICE, rest, namespace)
     else:
@@ -138,11 +148,25 @@ def is_service_name(text: str) -> bool:
     )[0]
 
 
+def _refuse_workload(prefix: str, rest: str) -> None:
+    """Raise InvalidTarget for a prefix of a workload or an Ingress."""
+    if workload := _WORKLOADS.get(prefix.lower()):
+        raise InvalidTarget(
+            f"no connection ends at {_article(workload)} {workload}: name one of its pods, as pod/NAME, or its"
+            f" Service, such as svc/{rest.rpartition('/')[2] or 'NAME'}"
+        )
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "AEIOU" else "a"
+
+
 def _with_prefix(text: str, namespace: str) -> Target | None:
     """Parse a text with the prefix of a kind. Return None if it has none; raise InvalidTarget if the rest is wrong."""
     prefix, slash, rest = text.partition("/")
     kind = KIND_PREFIXES.get(prefix.lower()) if slash else None
     if kind is None:
+        _refuse_workload(prefix, rest)
         return None
     target = _named(kind, rest, namespace)
     if target is None:

@@ -17,6 +17,7 @@ from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.machine import LabError, LabExists, RunDirectory
 from pykubeproxy.lab.network import entered, lab_namespaces, namespace_prefix
 from pykubeproxy.lab.pods import workload
+from pykubeproxy.wording import suggestion
 
 STOP_SECONDS = 20.0
 _APP = "web"
@@ -201,7 +202,8 @@ def execute(directory: RunDirectory, host: str, command: list[str]) -> None:
     """
     hosts = [entry["name"] for entry in directory.read_state().get("hosts", ())]
     if host not in hosts:
-        raise LabError(f"no host {host!r} in lab {directory.lab}; use one of {', '.join(hosts)}")
+        advice = suggestion(host, hosts) or f"use one of {', '.join(hosts)}"
+        raise LabError(f"there is no host {host} in lab {directory.lab}; {advice}")
     environment = {**node_environment(directory.logs, host), "KUBECONFIG": str(directory.kubeconfig)}
     environment["PS1"] = f"{host} # "
     with entered(f"{namespace_prefix(directory.lab)}{host}"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pykubeproxy.wording import counted, listed, period, plural, tied, wrapped
+from pykubeproxy.wording import counted, listed, period, plural, suggestion, tied, wrapped
 
 
 def test_listed() -> None:
@@ -31,3 +31,17 @@ def test_wrapped() -> None:
     assert wrapped(f"a {tied('node port 1')} b", "- ", "  ", width=13) == ["- a", "  node port 1", "  b"]
     assert wrapped("x" * 20, width=10) == ["x" * 20]
     assert wrapped("") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "expected"),
+    [
+        ("web2", ["default/web", "default/api"], "did you mean default/web?"),
+        ("default/web", ["shop/web", "default/other"], "did you mean shop/web?"),
+        ("b/wbe", ["a/web", "b/web"], "did you mean b/web or a/web?"),
+        ("scal", ["scale", "time-out"], "did you mean scale?"),
+        ("zzz", ["default/web"], ""),
+    ],
+)
+def test_suggestions(name: str, known: list[str], expected: str) -> None:
+    assert suggestion(name, known) == expected

@@ -6,7 +6,6 @@ answer form a group. Rules of a node agree with that, or they do not.
 
 import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,7 +36,7 @@ from pykubeproxy.services.selection import (
     ignored_hints,
 )
 from pykubeproxy.services.size import Oversized
-from pykubeproxy.wording import listed
+from pykubeproxy.wording import listed, suggestion
 
 _SUGGESTIONS = 3
 
@@ -159,11 +158,9 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def _similar(cluster: Cluster, name: str) -> str:
-    """Return advice to a name of which there is no Service: those with this name or a similar one elsewhere."""
-    names = {service.name for service in cluster.services()}
-    close = {name} & names or set(get_close_matches(name, names))
-    keys = sorted(str(service.key) for service in cluster.services() if service.name in close)
-    return f"did you mean {' or '.join(keys[:_SUGGESTIONS])}?" if keys else "check its name and namespace"
+    """Return advice to a name of which there is no Service."""
+    known = sorted(str(service.key) for service in cluster.services())
+    return suggestion(name, known) or "check its name and namespace"
 
 
 def explain_all(

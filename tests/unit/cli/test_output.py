@@ -1,10 +1,13 @@
 """Output common to all commands: JSON on request, and colours for terminals only."""
 
+import fcntl
 import os
 import pty
 import shlex
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import click
@@ -91,3 +94,38 @@ def test_colours(environment: dict[str, str], styled: bool) -> None:
     said = on_a_terminal({"TERM": "xterm", **environment})
     assert ("\x1b[" in said) is styled
     assert "default" in said or "web" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "styled"),
+    [
+        ((), {}, False),
+        ((), {"CLICOLOR_FORCE": "1"}, True),
+        ((), {"CLICOLOR_FORCE": "1", "NO_COLOR": "1"}, False),
+        (("--color", "always"), {"NO_COLOR": "1"}, True),
+        (("--color", "never"), {"CLICOLOR_FORCE": "1"}, False),
+    ],
+)
+def test_colours_without_a_terminal(
+    arguments: tuple[str, ...], environment: dict[str, str], styled: bool
+) -> None:
+    command = [sys.executable, "-m", "pykubeproxy", *EXPLAIN, *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, **environment}
+    )
+    assert ("\x1b[" in done.stdout) is styled
+
+
+def test_errors_are_wrapped_on_a_terminal_only() -> None:
+    """A line of a log or a pipe stays one line."""
+    command = [sys.executable, "-m", "pykubeproxy", "trace", "deploy/web", "svc/web"]
+    piped = subprocess.run(command, capture_output=True, text=True, check=False)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    assert subprocess.run(command, stderr=theirs, check=False).returncode == 2
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode().replace("\r", "")
+    os.close(ours)
+    error = shown[shown.index("Error: ") :]
+    assert max(map(len, error.splitlines())) <= 80 < len(piped.stderr.splitlines()[-1])
+    assert error.split() == piped.stderr.splitlines()[-1].split()

@@ -12,8 +12,15 @@ from pykubeproxy.inspect.connection import (
     Unresolved,
     resolve,
 )
-from pykubeproxy.inspect.targets import InvalidTarget, Target, TargetKind, parse_destination, parse_source
-from pykubeproxy.objects import EndpointPort, Family, Node, Port, Protocol
+from pykubeproxy.inspect.targets import (
+    InvalidTarget,
+    Target,
+    TargetKind,
+    parse_destination,
+    parse_service,
+    parse_source,
+)
+from pykubeproxy.objects import EndpointPort, Family, Key, Node, Port, Protocol
 from pykubeproxy.objects.pods import Pod
 from tests.objects import endpoint, service, slice_of
 
@@ -292,3 +299,11 @@ def test_facts_about_the_ends() -> None:
     assert "is not ready" in resolved("pod/web-1", "pod/web-2").notes[0]
     assert "another proxy serves it" in resolved("pod/web-1", "svc/other").notes[0]
     assert resolved("pod/web-2", "svc/web:http").notes == ()
+
+
+@pytest.mark.parametrize("text", ["deploy/web", "Deployment/shop/web", "sts/web", "ingress/web", "jobs/web"])
+def test_a_workload_is_no_end_of_a_connection(text: str) -> None:
+    for parse in (parse_source, parse_destination, parse_service):
+        with pytest.raises(InvalidTarget, match=r"^no connection ends at an? .*, such as svc/web$"):
+            parse(text)
+    assert parse_destination("svc/deploy/web").key == Key("deploy", "web")
