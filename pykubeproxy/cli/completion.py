@@ -244,12 +244,18 @@ def _from_cluster(ctx: click.Context, kinds: Collection[TargetKind | None]) -> K
 
     given = {name: ctx.params[name] for name in ClusterOptions._fields if ctx.params.get(name)}
     client = ClusterOptions(**{"kubeconfig": "", "context_name": "", **given}).client()
+    found = KnownNames()
     if TargetKind.NODE in kinds:
-        return KnownNames(nodes=[node.name for node in list_kind(client, Kind.NODE).objects])
-    services = [
-        service for service in list_kind(client, Kind.SERVICE).objects if isinstance(service, Service)
-    ]
-    return _names_of(services)
+        found = found._replace(nodes=[node.name for node in list_kind(client, Kind.NODE).objects])
+    if TargetKind.POD in kinds:
+        from pykubeproxy.sources.pods import list_pods
+
+        found = found._replace(pods=[pod.key for pod in list_pods(client)])
+    if TargetKind.SERVICE in kinds:
+        listed = list_kind(client, Kind.SERVICE).objects
+        services = [service for service in listed if isinstance(service, Service)]
+        found = found._replace(ports=_names_of(services).ports)
+    return found
 
 
 def _from_agent(with_pods: bool) -> KnownNames:

@@ -13,10 +13,29 @@ from pykubeproxy.cli.terminal import echo_styled
 from pykubeproxy.lab import daemon, report
 from pykubeproxy.lab.api import SERVICES, Api
 from pykubeproxy.lab.cluster import API_PORT
-from pykubeproxy.lab.machine import LabError, RunDirectory
+from pykubeproxy.lab.machine import LabError, RunDirectory, lab_names
 from pykubeproxy.lab.network import FABRIC, namespace_prefix
 from pykubeproxy.lab.scenarios import SCENARIOS
 from pykubeproxy.wording import counted, suggestion, text_of
+
+
+def _labs(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of a lab."""
+    return [name for name in lab_names() if name.startswith(incomplete)]
+
+
+def _hosts(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete a host of the named lab, or of all."""
+    given = ctx.params.get("name")
+    states = (RunDirectory(name).read_state() for name in ([given] if given else lab_names()))
+    names = {str(host["name"]) for state in states for host in state.get("hosts", ())}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _scenarios(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of a scenario."""
+    return [scenario.name for scenario in SCENARIOS if scenario.name.startswith(incomplete)]
+
 
 lab_backend_option = backend_option(help="The iptables backend of the agents.", group=ACTION)
 
@@ -42,7 +61,7 @@ def lab() -> None:
     exit_codes={0: "All scenarios passed.", 1: "A scenario failed.", 2: "Not run: wrong usage or a failure."},
     short_help="Run scenarios with real connections.",
 )
-@click.argument("names", metavar="[SCENARIO]...", nargs=-1)
+@click.argument("names", metavar="[SCENARIO]...", nargs=-1, shell_complete=_scenarios)
 @option("--list", "list_only", is_flag=True, help="List the scenarios and exit.", group=ACTION)
 @lab_backend_option
 @option("--keep", is_flag=True, help="Keep the lab after the last scenario until Ctrl-C.", group=ACTION)
@@ -149,7 +168,9 @@ def up(name: str, backend: str, pods: int, output: str) -> None:
 
 
 @lab.command()
-@option("--name", default="lab", show_default=True, help="The lab's name.", group=ACTION)
+@option(
+    "--name", default="lab", show_default=True, shell_complete=_labs, help="The lab's name.", group=ACTION
+)
 def down(name: str) -> None:
     """Remove a lab, even if its driver process died.
 
@@ -170,12 +191,14 @@ def list_labs(output: str) -> None:
     emit(report.labs_report(daemon.running_labs()), output)
 
 
-_name_option = option("--name", help="The lab's name, if several labs are running.", group=ACTION)
+_name_option = option(
+    "--name", shell_complete=_labs, help="The lab's name, if several labs are running.", group=ACTION
+)
 
 
 @lab.command(short_help="Stop the agent of a node, or a pod.")
 @_name_option
-@click.argument("host", metavar="NODE|POD")
+@click.argument("host", metavar="NODE|POD", shell_complete=_hosts)
 def stop(name: str | None, host: str) -> None:
     """Stop the agent of NODE; its rules stay. Or delete POD, as `kubectl delete pod` does.
 
@@ -189,7 +212,7 @@ def stop(name: str | None, host: str) -> None:
 
 @lab.command(short_help="Start the agent of a node again.")
 @_name_option
-@click.argument("node")
+@click.argument("node", shell_complete=_hosts)
 def start(name: str | None, node: str) -> None:
     """Start the agent of NODE, after `lab stop` or if it has ended.
 
@@ -219,7 +242,7 @@ def scale(name: str | None, number: int) -> None:
     short_help="Run a command on a node, a pod or outside.",
 )
 @_name_option
-@click.argument("host", metavar="NODE|POD|outside|fabric")
+@click.argument("host", metavar="NODE|POD|outside|fabric", shell_complete=_hosts)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def execute(name: str | None, host: str, command: tuple[str, ...]) -> None:
     """Run a command on a node, in a pod, outside the cluster or on the fabric between nodes; by default, a shell.

@@ -13,7 +13,7 @@ from pykubeproxy.cli.cluster import (
     namespace_option,
     node_access,
 )
-from pykubeproxy.cli.completion import destinations, namespaces, nodes, services, sources
+from pykubeproxy.cli.completion import destinations, namespaces, nodes, sources
 from pykubeproxy.cli.emit import emit, report_option
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
@@ -221,8 +221,8 @@ def _emit(report: TraceReport, output: str, with_steps: bool) -> None:
         2: "Wrong usage or a failure; or the first node cannot be read.",
     },
 )
-@click.argument("source", metavar="SRC")
-@click.argument("destination", metavar="DST", shell_complete=services)
+@click.argument("source", metavar="SRC", shell_complete=sources)
+@click.argument("destination", metavar="DST", shell_complete=destinations)
 @protocol_option(help="Protocol.  [default: that of the Service's port, else tcp]")
 @connection_family_option(help="Address family.  [default: one that both ends have]")
 @option(

@@ -50,3 +50,11 @@ def test_services(cluster: RemoteNodes) -> None:
 def test_cluster_that_cannot_be_asked(cluster: RemoteNodes) -> None:
     """Completion prints no errors."""
     assert completions(["status", "--context", "missing", "--node"], "") == [":4"]
+
+
+def test_ends_of_a_connection(cluster: RemoteNodes) -> None:
+    """Pods and nodes of the cluster, and for the destination Services and their ports."""
+    cluster.pod("p1", "node1")
+    assert completions(["trace"], "po") == ["pod/kube-system/p1", ":4"]
+    assert completions(["trace"], "node/o") == ["node/other", ":4"]
+    assert completions(["trace", "pod/kube-system/p1"], "svc/sh") == ["svc/shop/db", ":4"]
