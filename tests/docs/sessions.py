@@ -14,7 +14,7 @@ _ANY = "\N{HORIZONTAL ELLIPSIS}"
 
 
 class Session:
-    """A shell in a folder; `lab` is the name that `pykubeproxy lab` takes in place of its own default, and $LAB."""
+    """A shell in a folder; `lab` is the name that `pykubeproxy lab` takes in place of its own default."""
 
     def __init__(self, folder: Path, lab: str) -> None:
         self._folder = folder
@@ -25,7 +25,6 @@ class Session:
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "COLUMNS": "80",
-            "LAB": lab,
             "NO_COLOR": "1",
         }
 
@@ -44,9 +43,10 @@ class Session:
         return done.returncode, done.stdout.decode()
 
     def _as_typed(self, command: str) -> str:
-        """The command, in the lab of this session; kubectl and its plugin at its API server."""
+        """The command, in the lab of this session; kubectl and its plugin at its API server, curl in the pod client."""
         named = rf"\g<0> --name {self._lab}"
         command = command.replace(".venv/bin/", "")
+        command = re.sub(r"^curl ", "pykubeproxy lab exec client -- curl ", command)
         command = re.sub(r"(?<!-- )\bkubectl ", f"{self._at_api_server} kubectl ", command)
         command = command.replace("kubectl pykubeproxy ", "kubectl-pykubeproxy ")
         return re.sub(

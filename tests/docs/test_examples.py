@@ -2,28 +2,32 @@
 
 import itertools
 import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from pykubeproxy.lab import daemon
-from tests.docs.pages import Block, Example, blocks, examples, name, pages
+from tests.docs.pages import Example, blocks, examples, name, pages
 from tests.docs.sessions import Session, agrees
+from tests.fakes.kubectl import needs_kubectl
 
 _numbers = itertools.count()
 PATIENCE = 30.0  # seconds
 
 
 def with_examples() -> list[object]:
-    """The pages with examples; those that ask for root are for root."""
+    """The pages with examples; those that ask for root are for root, and some need kubectl."""
     found: list[object] = []
     for page in pages():
         consoles = [block for block in blocks(page) if block.language == "console"]
         if consoles:
-            root = any("sudo" in block.text for block in consoles)
-            found.append(pytest.param(page, id=name(page), marks=[pytest.mark.root] if root else []))
+            commands = [example.command for block in consoles for example in examples(block)]
+            marks = [pytest.mark.root] * any("sudo" in command for command in commands)
+            marks += [needs_kubectl] * any(re.search("kubectl (?!pykubeproxy)", it) for it in commands)
+            found.append(pytest.param(page, id=name(page), marks=marks))
     return found
 
 
@@ -42,18 +46,18 @@ def test_examples(page: Path, session: Session, tmp_path: Path) -> None:
     for block in blocks(page):
         if block.title:
             (tmp_path / block.title).write_text(block.text)
-        if block.language == "console":
-            follow(block, page, session)
+    consoles = [block for block in blocks(page) if block.language == "console"]
+    follow([example for block in consoles for example in examples(block)], page, session)
 
 
-def follow(block: Block, page: Path, session: Session) -> None:
-    """Run what a block shows.
+def follow(shown: Sequence[Example], page: Path, session: Session) -> None:
+    """Run what a page shows.
 
     Where the page sleeps, the next command is asked again until it answers as it ought to: how long that takes is the
     machine's affair.
     """
     deadline = 0.0
-    for example in examples(block):
+    for example in shown:
         if example.command.startswith("sleep "):
             deadline = time.monotonic() + PATIENCE
             continue
