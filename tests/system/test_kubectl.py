@@ -179,7 +179,7 @@ def test_a_node_whose_proxy_stopped_is_named_with_its_services(lab: Lab) -> None
     first, second = json.loads(done.stdout)["nodes"]
     assert (first["node"], first["verdict"], first["wrong"]) == ("node1", "follows", [])
     assert (second["node"], second["verdict"]) == ("node2", "differs")
-    assert second["staleSince"]
+    assert second["objectsChanged"]
     [service] = second["wrong"]
     assert (service["namespace"], service["name"]) == ("default", "web")
     assert service["differences"][0]["text"] == "rejected, should reach 2 endpoints"

@@ -21,7 +21,7 @@ from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.wording import counted, listed, one_line, percent, period
 
 _Value = TypeVar("_Value", bound=Hashable)
-_HEADER = ("NODE", "PROXY", "VERDICT", "WRONG", "SINCE AT LEAST")
+_HEADER = ("NODE", "PROXY", "VERDICT", "WRONG", "OBJECTS CHANGED")
 VERDICTS = {
     PacketVerdict.DROP: "dropped",
     PacketVerdict.REJECT: "rejected",
@@ -169,7 +169,8 @@ class NodeResult(msgspec.Struct, frozen=True, rename="camel"):
     - `pod`: its pod, or the one that was asked, as NAMESPACE/NAME; null if unknown
     - `reason`: why it is not compared, or which rules it lacks altogether; else null
     - `other_proxy`: no fault is the cause: its proxy does not write such rules
-    - `since`: it has not followed the objects since then or longer; null if unknown
+    - `objects_changed`: when the objects of its wrong Services last changed; null if unknown. Somebody may have changed its
+      rules later
     - `wrong`: Services for which packets get something else, sorted
     - `quarantined`: "namespace/name" of Services that its agent quarantined; not listed in `wrong`
     - `contested`: addresses claimed by several Services, of which kube-proxy serves any one
@@ -186,7 +187,7 @@ class NodeResult(msgspec.Struct, frozen=True, rename="camel"):
     pod: str | None = None
     reason: str | None = None
     other_proxy: bool = False
-    since: datetime | None = msgspec.field(default=None, name="staleSince")
+    objects_changed: datetime | None = None
     wrong: tuple[WrongService, ...] = ()
     quarantined: tuple[str, ...] = ()
     contested: tuple[Contested, ...] = ()
@@ -316,9 +317,9 @@ def _natural(name: str) -> tuple[tuple[int, str], ...]:
 def _row(result: NodeResult) -> Row:
     compared = result.verdict is not NodeVerdict.NOT_COMPARED
     wrong = "all" if compared and result.reason else str(len(result.wrong)) if compared else ""
-    since = f"{result.since:%Y-%m-%d %H:%M:%S}Z" if result.since else ""
+    changed = f"{result.objects_changed:%Y-%m-%d %H:%M:%S}Z" if result.objects_changed else ""
     verdict = Cell(result.verdict.value, _TONES[result.verdict])
-    return Row((one_line(result.name), one_line(result.proxy or ""), verdict, wrong, since))
+    return Row((one_line(result.name), one_line(result.proxy or ""), verdict, wrong, changed))
 
 
 def _nodes_by(

@@ -77,9 +77,11 @@ class _ServiceHistory:
             elif self._is_stale(key, known, now):
                 stale.append(key)
         if stale:
-            since = [self._changes[key] for key in stale if key in self._changes]
+            changed = [self._changes[key] for key in stale if key in self._changes]
             wrong = tuple(service for service in result.wrong if service.key in stale)
-            return msgspec.structs.replace(result, wrong=wrong, since=_time(min(since, default=None)))
+            return msgspec.structs.replace(
+                result, wrong=wrong, objects_changed=_time(max(changed, default=None))
+            )
         return msgspec.structs.replace(result, verdict=NodeVerdict.CATCHING_UP)
 
     def pause(self, suspects: Iterable[NodeResult], now: float) -> float:

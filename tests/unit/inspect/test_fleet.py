@@ -151,7 +151,7 @@ def test_each_node_gets_its_verdict_whatever_its_version() -> None:
         assert results[one.node.name].verdict is expected[one.kind], results[one.node.name]
 
 
-def test_a_stale_node_names_its_wrong_services_and_since_when() -> None:
+def test_a_stale_node_names_its_wrong_services_and_when_they_changed() -> None:
     _, _, results = usual()
     result = results["node3"]
     assert [str(it.key) for it in result.wrong] == ["default/service3", "default/service4"]
@@ -159,7 +159,7 @@ def test_a_stale_node_names_its_wrong_services_and_since_when() -> None:
     assert difference == MeaningDifference(
         "http", ("10.96.0.4:80",), "", "1 endpoint missing: 10.244.31.5:8080"
     )
-    assert result.since == datetime.fromtimestamp(1000, UTC)
+    assert result.objects_changed == datetime.fromtimestamp(1000, UTC)
     assert result.proxy == "kube-proxy v1.30.8"
 
 
@@ -376,7 +376,7 @@ def test_the_name_of_a_proxy_cannot_forge_a_row() -> None:
 def test_the_table_names_each_node_and_groups_equal_differences() -> None:
     _, _, results = usual()
     lines = shown(results.values()).splitlines()
-    assert lines[0].split() == ["NODE", "PROXY", "VERDICT", "WRONG", "SINCE", "AT", "LEAST"]
+    assert lines[0].split() == ["NODE", "PROXY", "VERDICT", "WRONG", "OBJECTS", "CHANGED"]
     assert [it.split()[0] for it in lines[1:4]] == ["node0", "node1", "node2"], "node10 comes after node9"
     assert "node3   kube-proxy v1.30.8   differs       2      1970-01-01 00:16:40Z" in lines
     assert lines.count("node3 and node13: 2 wrong Services") == 1
@@ -389,7 +389,11 @@ def test_the_document_has_the_same() -> None:
     found = json.loads(json_text(document(diff_report(results.values()))))
     assert found["different"] is True
     node = found["nodes"][3]
-    assert (node["node"], node["verdict"], node["staleSince"]) == ("node3", "differs", "1970-01-01T00:16:40Z")
+    assert (node["node"], node["verdict"], node["objectsChanged"]) == (
+        "node3",
+        "differs",
+        "1970-01-01T00:16:40Z",
+    )
     assert [it["name"] for it in node["wrong"]] == ["service3", "service4"]
     assert found["nodes"][7]["otherProxy"] is True
     assert found["otherSettings"] == []
