@@ -9,10 +9,13 @@ from typing import Any
 from pykubeproxy.config import Config, load
 from pykubeproxy.objects import Family, Kind, Listed, Node, decode
 from pykubeproxy.rules.iptables_save import parse
+from pykubeproxy.rules.nft_list import NftRuleset, read_nft_lists
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
 
 FOLDER = Path(__file__).parent / "data" / "conformance" / "cases"
+# What kube-proxy programmed in nftables mode, as `nft -j list table` prints it for each family.
+NFT_FOLDER = Path(__file__).parent / "data" / "nftables"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 # What the recorded node's interfaces had.
 ADDRESSES = ("127.0.0.1", "192.168.99.10", "10.244.1.1", "::1", "fd00:99::10")
@@ -58,6 +61,18 @@ def cluster_of(case: dict[str, Any]) -> Cluster:
 def expected(case: dict[str, Any], family: Family) -> Ruleset:
     """What kube-proxy had programmed."""
     return parse(family, "\n".join(case["expected"][family.value.lower()]))
+
+
+def nft_list(name: str) -> str:
+    """Return what `nft -j list ruleset` prints on the node of a case in nftables mode."""
+    tables: dict[str, dict[str, list[object]]] = json.loads((NFT_FOLDER / f"{name}.json").read_text())
+    return json.dumps({"nftables": [it for table in tables.values() if table for it in table["nftables"]]})
+
+
+@cache
+def nft_tables(name: str, family: Family) -> NftRuleset:
+    """Return what kube-proxy had programmed in nftables mode."""
+    return read_nft_lists([nft_list(name)], name)[family]
 
 
 def as_restore_input(case: str, family: Family, *, jumps: bool = True, packets: int = 0) -> str:

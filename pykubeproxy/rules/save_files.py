@@ -253,10 +253,18 @@ def check_jumps(ruleset: Ruleset) -> None:
     tables: dict[str, dict[str, frozenset[str]]] = {}
     for (table, chain), rules in ruleset.chains.items():
         tables.setdefault(table, {})[chain] = _jumps(rules)
-    for table, jumps in tables.items():
-        _check_table(
-            table, {chain: [target for target in some if target in jumps] for chain, some in jumps.items()}
-        )
+    check_targets(
+        {
+            table: {chain: [target for target in some if target in jumps] for chain, some in jumps.items()}
+            for table, jumps in tables.items()
+        }
+    )
+
+
+def check_targets(tables: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
+    """Raise ValueError if chains jump in a circle or too deep. `tables` has the targets of each chain, by table."""
+    for table, targets in tables.items():
+        _check_table(table, targets)
 
 
 def _check_table(table: str, targets: Mapping[str, Sequence[str]]) -> None:

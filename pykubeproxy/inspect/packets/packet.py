@@ -28,6 +28,7 @@ class Packet(msgspec.Struct, frozen=True):
     - `port`: the destination port; the source port is unknown
     - `starts_here`: sent by the node itself
     - `received_by`, `sent_by`: interfaces; "" if there is none yet or it is unknown
+    - `mark`, `connection_mark`: that of the packet, and that of its connection, which rules of nftables copy
     - `states`: NEW or UNTRACKED, then DNAT and SNAT after a translation
     - `clients`: the addresses of many clients, new ones and known ones; empty for one client, which is new
 
@@ -46,6 +47,7 @@ class Packet(msgspec.Struct, frozen=True):
     received_by: str = ""
     sent_by: str = ""
     mark: int = 0
+    connection_mark: int = 0
     states: tuple[str, ...] = (NEW,)
     clients: Addresses = ()
     remembered_in: str = ""

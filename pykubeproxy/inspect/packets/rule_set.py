@@ -108,7 +108,7 @@ class RuleSet(Protocol):
     def base_chains(self, hook: Hook) -> Sequence[BaseChain]:
         """Return the chains that packets enter at a hook."""
 
-    def met(self, chain: ChainKey, packet: Packet) -> Sequence[PacketRule]:
+    def met(self, chain: ChainKey, packet: Packet, /) -> Sequence[PacketRule]:
         """Return the rules of a chain that a packet can match, in order; none if the chain is missing."""
 
     def jump(self, chain: ChainKey, target: str) -> ChainKey | None:
