@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import re
 
 from pykubeproxy.services.ports import PortName
 
@@ -24,6 +25,19 @@ ENDPOINT_PREFIX = "KUBE-SEP-"
 # Chains of single services and endpoints in table nat, and of dispatch trees in nat and filter. Any chain of these tables
 # with such a name may be deleted.
 OWNED_PREFIXES = (CLUSTER_PREFIX, LOCAL_PREFIX, EXTERNAL_PREFIX, FIREWALL_PREFIX, ENDPOINT_PREFIX)
+
+
+# The tables of kube-proxy in nftables mode, and its chains of a service port or endpoint, which name it.
+NFT_TABLES = ("ip kube-proxy", "ip6 kube-proxy")
+_NFT_CHAIN = re.compile(
+    r"(?:service|local|external|firewall|endpoint)-[A-Z2-7]{8}-([^/]+/[^/]+)/(?:tcp|udp|sctp)/(.*?)(?:__.*)?"
+)
+
+
+def nft_title(chain: str) -> str:
+    """Return the service port of a chain of kube-proxy in nftables mode: "ns/name:port"; "" for other chains."""
+    match = _NFT_CHAIN.fullmatch(chain)
+    return ":".join(filter(None, match.groups())) if match else ""
 
 
 def cluster_chain(name: PortName) -> str:

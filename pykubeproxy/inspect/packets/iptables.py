@@ -309,6 +309,7 @@ class CompiledRule(msgspec.Struct, frozen=True):
     target: str
     goto: bool
     options: Mapping[str, str]
+    comment: str = ""
 
     def split(self, packet: Packet, network: NodeNetwork) -> Split:
         """Divide packets into those that match and the others; a rule with an unreadable value matches none."""
@@ -386,7 +387,7 @@ def compile_rule(text: str) -> CompiledRule:
     """Compile a rule, the text that iptables-save prints after `-A CHAIN `."""
     conditions: list[RuleCondition] = []
     options: dict[str, str] = {}
-    module = target = ""
+    module = target = comment = ""
     goto = False
     for name, value, negated in parse_options(text):
         if target:
@@ -397,9 +398,11 @@ def compile_rule(text: str) -> CompiledRule:
             module = value
             if found := unknown_module(module):
                 conditions.append(RuleCondition("", found, "", False))
+        elif name == "--comment":
+            comment = value
         elif found := condition(module if name.startswith("--") else "", name):
             conditions.append(RuleCondition(name, found, value, negated and found.known))
-    return CompiledRule(text, tuple(conditions), target, goto, options)
+    return CompiledRule(text, tuple(conditions), target, goto, options, comment)
 
 
 def _applied(target: str, goto: bool, options: Mapping[str, str], packet: Packet) -> RuleEffect:

@@ -360,6 +360,7 @@ class CompiledNftRule:
 
     def __init__(self, rule: NftRule, sets: "_Sets", table: str) -> None:
         self.text = rule_text(rule)
+        self.comment = rule.comment
         self._statements = rule.statements
         self._sets = sets
         self._table = table

@@ -90,10 +90,13 @@ class Split(NamedTuple):
 
 
 class PacketRule(Protocol):
-    """A rule. `text` is what its program prints."""
+    """A rule. `text` is what its program prints; `comment` may be ""."""
 
     @property
     def text(self) -> str: ...
+
+    @property
+    def comment(self) -> str: ...
 
     def split(self, packet: Packet, network: NodeNetwork) -> Split:
         """Divide packets into those that match, with what happens to them, and the others."""

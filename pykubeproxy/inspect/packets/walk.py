@@ -42,9 +42,14 @@ _REJECTIONS: dict[RuleEnd | None, PacketVerdict] = {
 class Step(msgspec.Struct, frozen=True, gc=False):
     """A rule that the packet meets.
 
-    - `rule`: as iptables-save prints it after `-A CHAIN `, or "policy DROP" at the end of a built-in chain
+    - `table`: of iptables, or of nftables with its family, such as "inet firewalld"
+    - `rule`: as iptables-save prints it after `-A CHAIN `, as nft prints it, or "policy DROP" at the end of a base chain
     - `matched`: the rule matches the packet
     - `reason`: why it matches or not
+    - `comment`: of the rule, or ""
+    - `does`: to packets that match: "accept", "drop", "reject", "return", "dnat", "snat", "mark", "jump", or "" for
+      nothing
+    - `to`: the endpoint of "dnat", "IP:PORT", or the chain of "jump"
     """
 
     table: str
@@ -52,13 +57,16 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     rule: str
     matched: bool
     reason: str
+    comment: str = ""
+    does: str = ""
+    to: str = ""
 
 
 class Passage(NamedTuple):
-    """The probability that a packet gets here, and the chain that replaced its destination last, "" if none did."""
+    """The probability that a packet gets here, and the chain that replaced its destination last."""
 
     probability: float
-    translated_in: str = ""
+    translated_in: ChainKey | None = None
 
     def part(self, share: float) -> "Passage":
         return self._replace(probability=self.probability * share)
@@ -72,14 +80,14 @@ class WalkEnd(msgspec.Struct, frozen=True):
     """One thing that may happen to a packet.
 
     - `packet`: at its end
-    - `translated_in`: the chain that replaced its destination last; "" if none did
+    - `translated_in`: the chain that replaced its destination last; None if none did
     - `step`: the rule that drops or rejects it, if recorded
     """
 
     verdict: PacketVerdict
     packet: Packet
     probability: float
-    translated_in: str = ""
+    translated_in: ChainKey | None = None
     step: Step | None = None
 
 
@@ -241,7 +249,9 @@ class _ChainWalk:
             if not self._base.drops:
                 add(self._through, packet, left)
             else:
-                policy = Step(*key, "policy DROP", True, "no rule matched; the chain's policy applies")
+                policy = Step(
+                    *key, "policy DROP", True, "no rule matched; the chain's policy applies", does="drop"
+                )
                 self.steps.append(policy)
                 self._walker.stopped.append(WalkEnd(PacketVerdict.DROP, packet, *left, policy))
         return self._through
@@ -267,37 +277,34 @@ class _ChainWalk:
             split = rule.split(packet, self._walker.network)
             reason = rule.reason(packet, self._walker.network, split) if self._walker.record else ""
             if reason and not split.matched:
-                self._step(key, rule, False, reason)
+                self._step(key, rule, reason)
             for missed, share in split.missed:
                 add(onward, missed, passage.part(share))
             for effect, share in split.matched:
                 part = passage.part(share)
-                if DNAT in effect.packet.states[len(packet.states) :]:
-                    part = part._replace(translated_in=key.chain)
-                self._take(key, rule, effect, part, reason, onward, returned)
+                does, to = _done(packet, effect)
+                if does == "dnat":
+                    part = part._replace(translated_in=key)
+                step = self._step(key, rule, reason, effect, does, to)
+                self._take(key, effect, part, step, onward, returned)
         return onward
 
     def _take(
         self,
         key: ChainKey,
-        rule: PacketRule,
         effect: RuleEffect,
         passage: Passage,
-        reason: str,
+        step: Step | None,
         onward: Flows,
         returned: Flows,
     ) -> None:
         """Apply the effect of a rule on packets that match it."""
-        packet, remark = effect.packet, effect.remark
+        packet = effect.packet
         if to := self._rules.jump(key, effect.jump):
-            self._step(key, rule, True, "; ".join(filter(None, (reason, remark))))
             back = returned if effect.goto else onward
             for left, left_passage in self._chain(to, {packet: passage}).items():
                 add(back, left, left_passage)
             return
-        if effect.jump:
-            remark = f"{NOT_KNOWN} {effect.jump} and assumes that the packet continues"
-        step = self._step(key, rule, True, "; ".join(filter(None, (reason, remark))))
         if verdict := _REJECTIONS.get(effect.end):
             self._walker.stopped.append(WalkEnd(verdict, packet, *passage, step))
         elif effect.end is RuleEnd.RETURN:
@@ -309,13 +316,41 @@ class _ChainWalk:
                 packet = msgspec.structs.replace(packet, accepted=True)
             add(self._through, packet, passage)
 
-    def _step(self, key: ChainKey, rule: PacketRule, matched: bool, reason: str) -> Step | None:
+    def _step(
+        self,
+        key: ChainKey,
+        rule: PacketRule,
+        reason: str,
+        effect: RuleEffect | None = None,
+        does: str = "",
+        to: str = "",
+    ) -> Step | None:
+        """Record that packets meet a rule; without an effect they do not match."""
         if not self._walker.record:
             return None
         self._walker.limit.count(_COST_OF_STEP)
-        step = Step(key.table, key.chain, rule.text, matched, reason)
+        remark = effect.remark if effect else ""
+        if does == "jump" and not self._rules.jump(key, to):
+            does, to, remark = "", "", f"{NOT_KNOWN} {to} and assumes that the packet continues"
+        reason = "; ".join(filter(None, (reason, remark)))
+        step = Step(key.table, key.chain, rule.text, effect is not None, reason, rule.comment, does, to)
         self.steps.append(step)
         return step
+
+
+def _done(before: Packet, effect: RuleEffect) -> tuple[str, str]:
+    """Return what a rule does to a packet, and the endpoint or chain to which it goes, as in a step."""
+    packet = effect.packet
+    if effect.jump:
+        return "jump", effect.jump
+    match packet.states[len(before.states) :]:
+        case (*_, "DNAT"):
+            return "dnat", address_and_port(packet.destination, packet.port)
+        case (*_, "SNAT"):
+            return "snat", ""
+    if effect.end:
+        return effect.end.value.lower(), ""
+    return ("mark", "") if packet.mark != before.mark else ("", "")
 
 
 def add(flows: Flows, packet: Packet, passage: Passage) -> None:

@@ -7,10 +7,8 @@ import msgspec
 from pykubeproxy.inspect.packets.rule_set import EVERY_PACKET
 from pykubeproxy.inspect.packets.walk import Step
 from pykubeproxy.rules import names
-from pykubeproxy.rules.iptables_save import parse_rule
 
-_FINAL = {"DROP": "dropped", "REJECT": "rejected"}
-_MASQUERADING = ("MASQUERADE", "SNAT")
+_FINAL = {"drop": "dropped", "reject": "rejected"}
 # kube-proxy before 1.26 marks what filter KUBE-FIREWALL drops.
 _MARKS = {names.MARK_MASQ: "marked for masquerading", "KUBE-MARK-DROP": "marked to be dropped"}
 
@@ -42,21 +40,22 @@ def decisions(steps: Sequence[Step], node: str) -> tuple[RuleDecision, ...]:
 
 def _decided(step: Step, node: str) -> Iterator[tuple[str, str | None]]:
     """Yield what a rule does, and the endpoint that it chooses."""
-    rule = parse_rule(step.rule)
-    comment = rule.comment.partition(";")[0]
-    target = rule.target
+    comment = step.comment.partition(";")[0]
+    of_nft_proxy = step.table in names.NFT_TABLES
+    mark = "marked for masquerading" if of_nft_proxy and step.does == "mark" else _MARKS.get(step.to, "")
     if step.rule.startswith("policy "):
-        yield f"{_FINAL.get(step.rule.split()[-1], '')} by the chain's policy", None
-    elif target in _FINAL:
-        yield f"{_FINAL[target]}: {comment or step.rule}", None
-    elif target == "DNAT":
-        endpoint = rule.options.get("--to-destination", "")
-        yield f"to endpoint {endpoint}", endpoint
-    elif target in _MASQUERADING:
+        yield f"{_FINAL[step.does]} by the chain's policy", None
+    elif step.does in _FINAL:
+        yield f"{_FINAL[step.does]}: {comment or step.rule}", None
+    elif step.does == "dnat":
+        yield f"to endpoint {step.to}", step.to
+    elif step.does == "snat":
         to, colon, _ = step.reason.partition(": ")
         part = f" of packets {to}" if colon and to.startswith("to ") else ""
         yield f"masqueraded: {node} replaces the source{part}", None
-    elif target in _MARKS:
-        yield f"{_MARKS[target]}: {comment if step.reason == EVERY_PACKET else step.reason}", None
-    elif rule.title and names.is_owned(target) and not names.is_owned(step.chain):
+    elif mark:
+        yield f"{mark}: {comment if step.reason == EVERY_PACKET else step.reason}", None
+    elif of_nft_proxy and names.nft_title(step.to) and not names.nft_title(step.chain):
+        yield f"matches {names.nft_title(step.to)}", None
+    elif names.is_owned(step.to) and not names.is_owned(step.chain) and "/" in comment.partition(" ")[0]:
         yield f"matches {comment}", None

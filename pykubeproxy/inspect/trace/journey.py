@@ -15,8 +15,8 @@ from pykubeproxy.inspect.routes import PacketVerdict, Policy
 from pykubeproxy.inspect.trace.decisions import RuleDecision, decisions
 from pykubeproxy.objects import Family, Node, address_and_port, family_of
 from pykubeproxy.rules.iptables_save import parse_rule
-from pykubeproxy.rules.names import CLUSTER_PREFIX, EXTERNAL_PREFIX, LOCAL_PREFIX, is_owned
-from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.rules.names import CLUSTER_PREFIX, EXTERNAL_PREFIX, LOCAL_PREFIX, NFT_TABLES, is_owned
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.ports import FrontendKind, PortName
 from pykubeproxy.wording import tied
 
@@ -303,7 +303,7 @@ class Follower:
         leg = msgspec.structs.replace(leg, probability=leg.probability * walked.probability)
         if DNAT in packet.states:
             leg = msgspec.structs.replace(
-                leg, translated_on=leg.node, by_proxy=is_owned(walked.translated_in)
+                leg, translated_on=leg.node, by_proxy=_is_of_proxy(walked.translated_in)
             )
         if SNAT in packet.states:
             leg = msgspec.structs.replace(leg, masqueraded_on=leg.node)
@@ -367,6 +367,11 @@ class Follower:
             return True
         chosen = end.endpoint or not (self._destination.service or self._destination.unserved)
         return chosen and end.result in (EndResult.REACHED, EndResult.LEFT, EndResult.SENT)
+
+
+def _is_of_proxy(chain: ChainKey | None) -> bool:
+    """Return whether a chain is of a service proxy in any mode."""
+    return chain is not None and (chain.table in NFT_TABLES or is_owned(chain.chain))
 
 
 def is_bypassed(end: TracedEnd, source: Location) -> bool:
