@@ -16,6 +16,8 @@ from pykubeproxy.services.cluster import Cluster
 FOLDER = Path(__file__).parent / "data" / "conformance" / "cases"
 # What kube-proxy programmed in nftables mode, as `nft -j list table` prints it for each family.
 NFT_FOLDER = Path(__file__).parent / "data" / "nftables"
+# What firewalld 1.3.3 programs by default, as `nft -j list ruleset` prints it.
+FIREWALLD = NFT_FOLDER.parent / "firewalld.json"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 # What the recorded node's interfaces had.
 ADDRESSES = ("127.0.0.1", "192.168.99.10", "10.244.1.1", "::1", "fd00:99::10")

@@ -5,15 +5,16 @@ from typing import NamedTuple
 from pykubeproxy.inspect.connection import Directory, Location, ResolvedConnection, TracedDestination
 from pykubeproxy.inspect.meaning.comparison import MeaningChange, MeaningComparison
 from pykubeproxy.inspect.node import NodeRules, NodeState, Origin
-from pykubeproxy.inspect.packets.iptables import IptablesRules
 from pykubeproxy.inspect.packets.packet import SNAT, NodeNetwork, Packet
 from pykubeproxy.inspect.packets.walk import Step, WalkEnd, walk
 from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.inspect.targets import parse_source
+from pykubeproxy.inspect.trace.journey import rule_sets
 from pykubeproxy.inspect.trace.question import trace_on_node
 from pykubeproxy.inspect.trace.report import TraceReport
 from pykubeproxy.objects import Node
 from pykubeproxy.report.text import text
+from pykubeproxy.rules.nft_list import NftRuleset
 from pykubeproxy.rules.ruleset import Ruleset
 
 
@@ -63,9 +64,12 @@ def _all_masqueraded(ends: list[WalkEnd]) -> bool:
     return bool(ends) and all(SNAT in end.packet.states for end in ends)
 
 
-def trace_packet(ruleset: Ruleset, packet: Packet, network: NodeNetwork) -> PacketTrace:
+def trace_packet(
+    ruleset: Ruleset, packet: Packet, network: NodeNetwork, nftables: NftRuleset | None = None
+) -> PacketTrace:
     """Trace a packet with all steps."""
-    trace = walk([IptablesRules(ruleset)], packet, network, record=True)
+    rules = rule_sets(NodeRules(ruleset, nftables=nftables))
+    trace = walk(rules, packet, network, record=True)
     return PacketTrace(trace.packet, trace.ends, trace.steps)
 
 

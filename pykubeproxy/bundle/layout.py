@@ -12,7 +12,7 @@ from pykubeproxy.objects import Family
 FORMAT = 1
 
 MANIFEST = "manifest.json"
-NFT_RULESET = "nft-ruleset.txt"
+NFT_RULESET = "nft-ruleset.json"
 ADDRESSES = "addresses.json"
 INTERFACES = "interfaces.json"
 ROUTES = "routes.json"
@@ -55,7 +55,7 @@ FILES = {
         ): f"the {family.value} tables of a kube-proxy pod, instead of the four files above"
         for family in Family
     },
-    NFT_RULESET: "the output of `nft list ruleset`, with the rules of other programs and of other modes of kube-proxy",
+    NFT_RULESET: "the output of `nft -j list ruleset`, with the rules of other programs and of other modes of kube-proxy",
     ADDRESSES: "the addresses of all interfaces",
     INTERFACES: "the interfaces and their kinds, such as `bridge`",
     ROUTES: "the routes of all routing tables",

@@ -51,7 +51,7 @@ def node_sections(runner: Runner | None = None, settings: Path = _SYSCTLS) -> It
             name = tables_file(family, backend.value)
             program = name.removesuffix(".txt")
             yield BundleSection(name, f"{program} --counters", partial(_tables, backend, family, runner))
-    yield BundleSection(layout.NFT_RULESET, "nft list ruleset", partial(_nft_ruleset, runner))
+    yield BundleSection(layout.NFT_RULESET, "nft -j list ruleset", partial(_nft_ruleset, runner))
     yield BundleSection(layout.ADDRESSES, "rtnetlink", partial(_of_both_families, local_addresses))
     yield BundleSection(layout.INTERFACES, "rtnetlink", lambda content: content.write_json(interfaces()))
     yield BundleSection(layout.ROUTES, "rtnetlink", partial(_of_both_families, all_routes))
@@ -82,7 +82,7 @@ def _tables(backend: Backend, family: Family, runner: Runner, content: Content) 
 
 
 def _nft_ruleset(runner: Runner, content: Content) -> None:
-    outcome = runner.copy(("nft", "list", "ruleset"), content.write, _SECONDS)
+    outcome = runner.copy(("nft", "-j", "list", "ruleset"), content.write, _SECONDS)
     if "Operation not permitted" in outcome.stderr:
         raise NotPermitted("nft", "Operation not permitted")
     if outcome.exit_code:

@@ -3,7 +3,7 @@
 Sources of nodes (`pykubeproxy/nodes/`) make these values; `inspect/` knows no source.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -13,7 +13,12 @@ from pykubeproxy.inspect.packets.packet import NodeNetwork
 from pykubeproxy.inspect.targets import ServiceFilter
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import KernelFacts
+from pykubeproxy.rules.names import NFT_TABLES
+from pykubeproxy.rules.nft_list import NftRuleset
 from pykubeproxy.rules.ruleset import Counters, Ruleset
+from pykubeproxy.wording import listed
+
+_MOST_NAMED = 3
 
 
 def unread_rules(family: Family) -> str:
@@ -44,12 +49,19 @@ class NodeRules(msgspec.Struct, frozen=True):
     - `counters`: of the rules, if they were asked for
     - `backend`: "nft" or "legacy", "" if unknown
     - `facts`: about the kernel, on which desired rules depend; None if they must be inferred from the rules
+    - `nftables`: the tables of nftables, of a service proxy or of others, if they were asked for
     """
 
     ruleset: Ruleset
     counters: Counters = {}
     backend: str = ""
     facts: KernelFacts | None = None
+    nftables: NftRuleset | None = None
+
+
+def in_nftables_mode(rules: NodeRules) -> bool:
+    """Return whether a kube-proxy in nftables mode wrote rules."""
+    return any(table in NFT_TABLES for table in rules.nftables.tables()) if rules.nftables else False
 
 
 class NodeState(msgspec.Struct, frozen=True):
@@ -104,6 +116,13 @@ class UnknownNode(msgspec.Struct, frozen=True):
         return self.node.name
 
 
+def nftables_remarks(rulesets: Iterable[NftRuleset]) -> Iterator[str]:
+    """Yield sentences about what walks through these tables leave out."""
+    found = dict.fromkeys(what for ruleset in rulesets for what in ruleset.not_evaluated)
+    if found:
+        yield f"packets may meet {listed(found, _MOST_NAMED)}, whose rules are not evaluated"
+
+
 class Question(msgspec.Struct, frozen=True):
     """How much of the nodes to read.
 
@@ -113,6 +132,7 @@ class Question(msgspec.Struct, frozen=True):
     - `lazily`: a chain is read when a packet reaches it
     - `facts`: with facts about the kernel
     - `addresses`: the addresses of the node's interfaces matter to these facts
+    - `nftables`: with tables of nftables; a node whose proxy uses them is unknown otherwise
     - `nodes`: the names of the nodes; empty for all of the source
     """
 
@@ -122,6 +142,7 @@ class Question(msgspec.Struct, frozen=True):
     lazily: bool = False
     facts: bool = False
     addresses: bool = False
+    nftables: bool = False
     nodes: Collection[str] = ()
 
 

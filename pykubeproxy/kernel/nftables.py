@@ -6,12 +6,15 @@ nftables or without CAP_NET_ADMIN.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pykubeproxy.kernel import netlink
+from pykubeproxy.kernel.errors import Failed
 from pykubeproxy.kernel.netlink import ADDRESS_FAMILY, string_attribute
+from pykubeproxy.kernel.runner import Runner
 from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import BUILT_IN, IPTABLES_TABLES
 
 # linux/netfilter/nf_tables.h
 _GET_TABLE, _DELETE_TABLE, _GET_CHAIN, _GET_RULE = (10 << 8 | command for command in (1, 2, 4, 7))
@@ -19,6 +22,10 @@ _TABLE_NAME, _CHAIN_TABLE, _CHAIN_NAME, _RULE_TABLE, _RULE_CHAIN = 1, 1, 3, 1, 2
 # A verdict NFT_JUMP or NFT_GOTO: its code, the attribute header of the chain's name, the name.
 _JUMP = re.compile(rb"\xff\xff\xff[\xfd\xfc]..\x02\x00([\x21-\x7e]+)\0", re.DOTALL)
 _COMMENT = b"\x01\x00comment\x00"
+
+
+# The families of tables whose rules IP packets meet (linux/netfilter.h).
+_TABLE_FAMILIES = {"inet": 1, "ip": 2, "netdev": 5, "bridge": 7, "ip6": 10}
 
 
 class Mentions(NamedTuple):
@@ -34,6 +41,34 @@ class Mentions(NamedTuple):
 def has_table(family: Family, name: str) -> bool:
     """Return whether a table exists."""
     return _exists(_GET_TABLE, family, string_attribute(_TABLE_NAME, name))
+
+
+def native_tables() -> tuple[str, ...]:
+    """Return the tables that IP packets meet and iptables did not make, with their families: "inet firewalld"."""
+    found = [
+        (family, netlink.attributes(raw)[_TABLE_NAME].rstrip(b"\0").decode())
+        for family, number in _TABLE_FAMILIES.items()
+        for raw in netlink.netfilter_dump(_GET_TABLE, number, b"")
+    ]
+    return tuple(f"{family} {name}" for family, name in found if not _is_of_iptables(family, name))
+
+
+def _is_of_iptables(table_family: str, name: str) -> bool:
+    family = {"ip": Family.IPV4, "ip6": Family.IPV6}.get(table_family)
+    if family is None or name not in IPTABLES_TABLES:
+        return False
+    return any(has_chain(family, name, chain) for chain in BUILT_IN)
+
+
+def print_tables(tables: Iterable[str]) -> list[str]:
+    """Return what nft prints in JSON for tables such as "inet firewalld". Raises KernelError."""
+    printed = []
+    for table in tables:
+        ended = Runner().run(("nft", "-j", "list", "table", *table.split()))
+        if ended.exit_code:
+            raise Failed("nft", ended.exit_code, ended.stderr.strip())
+        printed.append(ended.stdout)
+    return printed
 
 
 def has_chain(family: Family, table: str, chain: str) -> bool:

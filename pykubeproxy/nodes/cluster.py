@@ -16,12 +16,15 @@ from pykubeproxy.inspect.node import (
     Question,
     ReadError,
     UnknownNode,
+    in_nftables_mode,
+    nftables_remarks,
     unread_rules,
 )
 from pykubeproxy.inspect.packets.packet import NodeNetwork
 from pykubeproxy.nodes.debug_pods import DebugPods
 from pykubeproxy.nodes.proxies import ProxyPod, find_other_proxies, find_proxies
 from pykubeproxy.objects import Family, Node
+from pykubeproxy.rules.nft_list import NftRuleset, read_nft_lists
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.rules.save_files import InvalidSave, SavedFile, SavedTables, read_saves, tables_in_use
 from pykubeproxy.rules.skeleton import NAT_SERVICES
@@ -85,7 +88,8 @@ class ClusterNodes(msgspec.Struct, frozen=True):
         """Yield each node when it has been read. Raises ReadError if the pods cannot be listed. See NodeSource."""
         wanted = [node for node in self.wanted if not question.nodes or node.name in question.nodes]
         if wanted:
-            for found in on_each_node(self.access, partial(read_node, self.access), wanted, self.advance):
+            read = partial(read_node, self.access, nftables=question.nftables)
+            for found in on_each_node(self.access, read, wanted, self.advance):
                 yield _only(found, question.families)
 
 
@@ -123,10 +127,15 @@ def find_node_pods(access: NodeAccess, nodes: Sequence[Node]) -> NodePods:
         raise ReadError(f"cannot list the pods of proxies: {failure}{advice}") from None
 
 
-def read_node(access: NodeAccess, node: Node, pods: NodePods) -> NodeState | UnknownNode:
-    """Read the tables of one node; in a debug pod if its proxy has no pod that can print them."""
+def read_node(
+    access: NodeAccess, node: Node, pods: NodePods, *, nftables: bool = False
+) -> NodeState | UnknownNode:
+    """Read the tables of one node; in a debug pod if its proxy has no pod that can print them.
+
+    With `nftables`, those of nftables too; without, a node whose proxy uses them is unknown.
+    """
     proxy = pods.proxy(node)
-    found = _read_node(access, node, proxy, pods.others.get(node.name, ""))
+    found = _read_node(access, node, proxy, pods.others.get(node.name, ""), nftables)
     if proxy and isinstance(found, UnknownNode):
         return msgspec.structs.replace(found, proxy=str(proxy), pod=str(proxy.pod))
     return found
@@ -137,8 +146,10 @@ def is_windows(node: Node) -> bool:
     return node.os == "windows"
 
 
-def _read_node(access: NodeAccess, node: Node, proxy: ProxyPod | None, other: str) -> NodeState | UnknownNode:
-    if proxy and proxy.mode_flag in _OTHER_MODES:
+def _read_node(
+    access: NodeAccess, node: Node, proxy: ProxyPod | None, other: str, nftables: bool
+) -> NodeState | UnknownNode:
+    if proxy and proxy.mode_flag in _OTHER_MODES and not (nftables and proxy.mode_flag == "nftables"):
         return _in_other_mode(node, proxy.mode_flag, proxy)
     if is_windows(node):
         return UnknownNode(
@@ -153,7 +164,7 @@ def _read_node(access: NodeAccess, node: Node, proxy: ProxyPod | None, other: st
     for container in containers:
         try:
             with container as opened:
-                return _read(access.client, node, opened, proxy, other)
+                return _read(access.client, node, opened, proxy, other, nftables)
         except NotInImage as failure:
             found = UnknownNode(node, f"{failure}; use --debug-image IMAGE with an image that has it")
         except (Failure, InvalidSave) as failure:
@@ -174,29 +185,39 @@ def _without_container(node: Node, proxy: ProxyPod | None, other: str) -> Unknow
 
 
 def _read(
-    client: Client, node: Node, container: ContainerRef, proxy: ProxyPod | None, other: str
+    client: Client,
+    node: Node,
+    container: ContainerRef,
+    proxy: ProxyPod | None,
+    other: str,
+    with_nftables: bool,
 ) -> NodeState | UnknownNode:
     """Read the tables, and tell the proxy's mode by them. Raises Failure and InvalidSave."""
     printed = _printed_tables(client, container)
     used = tables_in_use(printed.tables)
     if any(_runs_ipvs(table.ruleset) for table in used.tables):
         return _in_other_mode(node, "ipvs", proxy)
-    if any(NAT_SERVICES in table.ruleset.chains for table in used.tables):
+    rules = {
+        table.ruleset.family: NodeRules(table.ruleset, table.counters, table.backend) for table in used.tables
+    }
+    native, left_out = _nftables(client, container, used.tables) if with_nftables else (None, ())
+    for family, ruleset in (native or {}).items():
+        if ruleset.chains:
+            known = rules.get(family, NodeRules(Ruleset(family, {})))
+            rules[family] = msgspec.structs.replace(known, nftables=ruleset)
+    if any(NAT_SERVICES in one.ruleset.chains or in_nftables_mode(one) for one in rules.values()):
         return NodeState(
             node=node,
             origin=Origin(
                 f"rules of node {node.name}", f"on node {node.name}", _title(proxy), str(container)
             ),
-            rules={
-                table.ruleset.family: NodeRules(table.ruleset, table.counters, table.backend)
-                for table in used.tables
-            },
+            rules=rules,
             network=NodeNetwork(frozenset(node.addresses)),
             other_backend=used.other,
             unread={unread_rules(family): reason for family, reason in printed.unread.items()},
-            remarks=remarks(printed.unread, used.other),
+            remarks=(*remarks(printed.unread, used.other), *left_out),
         )
-    if _has_nftables_proxy(client, container):
+    if not with_nftables and _has_nftables_proxy(client, container):
         return _in_other_mode(node, "nftables", proxy)
     if other:
         return UnknownNode(node, f"runs {other} and has no rules of kube-proxy", by_design=True)
@@ -265,6 +286,27 @@ def _has_nftables_proxy(client: Client, container: ContainerRef) -> bool:
     except NotInImage:
         return False
     return any(line.split()[-1:] == [b"kube-proxy"] for line in tables.splitlines())
+
+
+def _nftables(
+    client: Client, container: ContainerRef, iptables: Sequence[SavedTables]
+) -> tuple[Mapping[Family, NftRuleset], Sequence[str]]:
+    """Return the tables of nftables by family, and remarks about what is left out. Raises Failure, InvalidSave."""
+    of_iptables = {name for table in iptables if table.backend == "nft" for name in table.ruleset.tables()}
+    try:
+        listing = run_in_pod(client, container, ("nft", "list", "tables")).output.decode()
+    except NotInImage:
+        return {}, [f"pod {container} has no nft, so tables of nftables are not read"]
+    texts = []
+    for _, family, name in (line.split() for line in listing.splitlines()):
+        if family != "arp" and not (family in ("ip", "ip6") and name in of_iptables):
+            command = ("nft", "-j", "list", "table", family, name)
+            printed = run_in_pod(client, container, command, silence=_SILENCE)
+            if printed.exit_code:
+                raise Failure(f"`{' '.join(command)}` in pod {container} failed: {one_line(printed.errors)}")
+            texts.append(printed.output)
+    found = read_nft_lists(texts, f"nft in pod {container}")
+    return found, [*nftables_remarks(found.values())]
 
 
 def _save(client: Client, container: ContainerRef, program: str) -> _PrintedTables:

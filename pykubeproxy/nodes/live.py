@@ -1,20 +1,33 @@
 """The node that this program runs on: the live tables of one backend."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
+
+import msgspec
 
 from pykubeproxy import kernel
 from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS
-from pykubeproxy.inspect.node import NodeRules, NodeState, Origin, Question, ReadError, unread_rules
+from pykubeproxy.inspect.node import (
+    NodeRules,
+    NodeState,
+    Origin,
+    Question,
+    ReadError,
+    nftables_remarks,
+    unread_rules,
+)
 from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute
 from pykubeproxy.inspect.targets import ServiceFilter
-from pykubeproxy.kernel import TABLES, Backend, Iptables, KernelError, system
+from pykubeproxy.kernel import TABLES, Backend, Iptables, KernelError, nftables, system
 from pykubeproxy.kernel.network import routes
 from pykubeproxy.nodes import host_name
 from pykubeproxy.objects import Family, Node
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts
+from pykubeproxy.rules.nft_list import NftRuleset, read_nft_lists
+from pykubeproxy.rules.save_files import InvalidSave
 from pykubeproxy.rules.skeleton import NAT_SERVICES
+from pykubeproxy.wording import listed
 
 _ELSEWHERE = "or read rules from a file with --rules or --bundle"
 
@@ -58,6 +71,13 @@ class LiveNode:
                 if not isinstance(error, kernel.Missing) and kernel.has_nat(backend, family):
                     raise
                 unread[unread_rules(family)] = str(error)
+        if question.nftables:
+            native, left_out = _nftables()
+            remarks = (*remarks, *left_out)
+            rules = {
+                family: msgspec.structs.replace(one, nftables=native.get(family))
+                for family, one in rules.items()
+            }
         return NodeState(
             node=Node(host_name()),
             origin=Origin(f"live rules ({backend.value})", f"in the {backend.value} tables of this node"),
@@ -97,6 +117,19 @@ def _rules(iptables: Iptables, question: Question) -> NodeRules:
     if question.service.name:
         part = kernel.live_ruleset_about(iptables, _word(question.service), skeleton.SHARED, OTHER_CHAINS)
     return NodeRules(*(part or iptables.save_counted()), backend)
+
+
+def _nftables() -> tuple[Mapping[Family, NftRuleset], tuple[str, ...]]:
+    """Return the tables of nftables by family, and remarks about what is left out of them."""
+    try:
+        tables = nftables.native_tables()
+    except OSError:  # this kernel has no nftables; without permission, reading iptables has failed before
+        return {}, ()
+    try:
+        native = read_nft_lists(nftables.print_tables(tables), "nft") if tables else {}
+    except (KernelError, InvalidSave) as error:
+        return {}, (f"rules in {listed(tables)} of nftables are not evaluated: {error}",)
+    return native, tuple(nftables_remarks(native.values()))
 
 
 def _word(service: ServiceFilter) -> str:

@@ -1,4 +1,4 @@
-"""A node whose rules were saved: in output of iptables-save, as --rules names it, or in a bundle."""
+"""A node whose rules were saved: in output of iptables-save and nft, as --rules names it, or in a bundle."""
 
 import gzip
 import io
@@ -8,12 +8,22 @@ from typing import IO, NamedTuple
 
 import click
 
-from pykubeproxy.bundle.layout import TABLES
+from pykubeproxy.bundle.layout import NFT_RULESET, TABLES
 from pykubeproxy.bundle.read import Bundle, InvalidBundle, read_bundle
-from pykubeproxy.inspect.node import NodeRules, NodeState, Origin, Question, ReadError, unread_rules
+from pykubeproxy.inspect.node import (
+    NodeRules,
+    NodeState,
+    Origin,
+    Question,
+    ReadError,
+    nftables_remarks,
+    unread_rules,
+)
 from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.inferred import inferred_facts
+from pykubeproxy.rules.nft_list import NftRuleset, is_nft_list, read_nft_lists
+from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.rules.save_files import (
     MOST_BYTES,
     InvalidSave,
@@ -34,7 +44,7 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 class SavedNode(NamedTuple):
-    """A node and its saved tables by family.
+    """A node and its saved tables by family: those of iptables, and those of nftables.
 
     - `source`: where they are, such as "node1.txt"
     - `node`: as the source knows it; without a name if it does not
@@ -51,12 +61,20 @@ class SavedNode(NamedTuple):
     advice: str = ""
     proxy: str = ""
     remarks: tuple[str, ...] = ()
+    nftables: Mapping[Family, NftRuleset] = {}
 
     def nodes(self, question: Question) -> Iterator[NodeState]:
         """Yield the node. Raises ReadError if there are no rules of these families."""
         place = f"in {self.source}"
-        present = [family for family in question.families if family in self.tables]
+        native = {
+            family: ruleset
+            for family, ruleset in self.nftables.items()
+            if ruleset.chains and question.nftables
+        }
+        present = [family for family in question.families if family in self.tables or family in native]
         if not present:
+            if any(ruleset.chains for ruleset in self.nftables.values()):
+                raise ReadError(f"this command reads no rules of nftables, and there are no others {place}")
             wanted = question.families[0]
             program = "ip6tables-save" if wanted is Family.IPV6 else "iptables-save"
             advice = self.advice or f"add the output of {program} with --rules"
@@ -71,17 +89,31 @@ class SavedNode(NamedTuple):
                 for family in question.families
                 if family not in present
             },
-            remarks=self.remarks,
+            remarks=(*self.remarks, *self._nftables_remarks()) if question.nftables else self.remarks,
         )
 
+    def _nftables_remarks(self) -> Iterator[str]:
+        yield from nftables_remarks(self.nftables.values())
+        unseen = {
+            f"{family.value} {name}"
+            for family, ruleset in self.nftables.items()
+            for name in ruleset.iptables
+            if family not in self.tables
+        }
+        if unseen:
+            yield f"the rules of iptables are missing (tables {listed(sorted(unseen))}); add the output of iptables-save"
+
     def _rules(self, family: Family, question: Question) -> NodeRules:
+        native = self.nftables.get(family) if question.nftables else None
+        if family not in self.tables:
+            return NodeRules(Ruleset(family, {}), nftables=native)
         tables = self.tables[family]
         facts = None
         if question.facts:
             of_family = tuple(address for address in self.addresses if family_of(address) is family)
             known = self.addresses if self.given else of_family if question.addresses else ()
             facts = inferred_facts(tables.ruleset, known)
-        return NodeRules(tables.ruleset, tables.counters, tables.backend, facts)
+        return NodeRules(tables.ruleset, tables.counters, tables.backend, facts, native)
 
 
 def saved_node(paths: Sequence[str], backend: str, addresses: tuple[str, ...] = ()) -> SavedNode:
@@ -89,12 +121,16 @@ def saved_node(paths: Sequence[str], backend: str, addresses: tuple[str, ...] = 
     if len(set(paths)) < len(paths):
         raise ReadError("--rules names a file twice; give one file, or one for each family")
     names = [_STDIN if path == "-" else path for path in paths]
+    files = [SavedFile(name, _text(path)) for name, path in zip(names, paths, strict=True)]
+    nft_lists = [file for file in files if is_nft_list(file.text)]
+    saves = [file for file in files if file not in nft_lists]
     try:
-        tables = read_saves(SavedFile(name, _text(path)) for name, path in zip(names, paths, strict=True))
+        native = read_nft_lists([file.text for file in nft_lists], listed(file.name for file in nft_lists))
+        tables = read_saves(saves) if saves else ()
     except InvalidSave as error:
         raise ReadError(str(error)) from None
-    chosen, remarks = _chosen(tables, backend, "--rules")
-    return SavedNode(listed(names), Node(""), _by_family(chosen), addresses, remarks=remarks)
+    chosen, remarks = _chosen(tables, backend, "--rules") if saves else ((), ())
+    return SavedNode(listed(names), Node(""), _by_family(chosen), addresses, remarks=remarks, nftables=native)
 
 
 def open_bundle(path: str) -> Bundle:
@@ -114,6 +150,8 @@ def bundled_node(bundle: Bundle, backend: str, addresses: tuple[str, ...] = ()) 
     saves = tuple(_saves(bundle))
     try:
         tables = read_saves(saves) if saves else ()
+        nft_lists = filter(None, [bundle.files.get(NFT_RULESET)])
+        native = read_nft_lists(nft_lists, f"{bundle.name}, {NFT_RULESET}")
         known = addresses or bundle.addresses() or _node_addresses(bundle)
         routes = tuple(
             NodeRoute(route.network, route.interface) for route in bundle.routes() if route.interface
@@ -131,6 +169,7 @@ def bundled_node(bundle: Bundle, backend: str, addresses: tuple[str, ...] = ()) 
         advice=_why_no_tables(bundle),
         proxy=bundle.manifest.proxy,
         remarks=remarks,
+        nftables=native,
     )
 
 

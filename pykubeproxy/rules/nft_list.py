@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey
+from pykubeproxy.rules.ruleset import BUILT_IN, IPTABLES_TABLES, ChainKey
 from pykubeproxy.rules.save_files import InvalidSave, check_targets
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
@@ -16,7 +16,6 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 COMMAND = "nft -j list ruleset"
 # The families of tables that packets of a family meet.
 _FAMILIES = {Family.IPV4: ("ip", "inet"), Family.IPV6: ("ip6", "inet")}
-_IPTABLES = ("raw", "mangle", "nat", "filter", "security")
 _HOOKS = frozenset(name.lower() for name in BUILT_IN)
 _OF_IP = ("ip", "ip6", "inet")
 _JUMP = re.compile(rb'"(?:jump|goto)": ?\{"target": ?"([^"]+)"')
@@ -85,6 +84,14 @@ class NftRuleset(msgspec.Struct, frozen=True):
     def tables(self) -> tuple[str, ...]:
         """Return the names of the tables with their families, in order of appearance."""
         return tuple(dict.fromkeys(key.table for key in self.chains))
+
+
+def incoming_interfaces(rule: NftRule) -> Iterator[str]:
+    """Yield the interfaces that a rule names for packets that come in, without "*" at their end."""
+    for statement in rule.statements:
+        match statement:
+            case {"match": {"left": {"meta": {"key": "iifname"}}, "right": str(name)}}:
+                yield name.removesuffix("*")
 
 
 class _Chain(msgspec.Struct):
@@ -182,7 +189,7 @@ def _ruleset(family: Family, items: Sequence[_Item], name: str) -> NftRuleset:
 
 def _is_of_iptables(chain: _Chain) -> bool:
     """Return whether a base chain is one that iptables-nft makes."""
-    return chain.family in ("ip", "ip6") and chain.table in _IPTABLES and chain.name in BUILT_IN
+    return chain.family in ("ip", "ip6") and chain.table in IPTABLES_TABLES and chain.name in BUILT_IN
 
 
 def _not_evaluated(items: Iterable[_Item]) -> Iterator[str]:

@@ -7,6 +7,7 @@ import msgspec
 
 from pykubeproxy.objects import Family
 
+IPTABLES_TABLES = ("raw", "mangle", "nat", "filter", "security")
 # The built-in chains of all tables.
 BUILT_IN = frozenset(("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"))
 

@@ -26,9 +26,10 @@ _TABLE = re.compile(r"\*\w+\s*")
 # nft writes this in place of a table, and exits with status 0.
 _INCOMPATIBLE = re.compile(r"# (Table `\w+' is incompatible)")
 _LEGACY_TOO = re.compile(r"# Warning: ip6?tables-legacy tables present")
+_NFT_TEXT = "output of `nft list ruleset`"
 # Lines of other output, and what it is.
 _OTHER_KINDS = (
-    (re.compile(r"(?:add )?table (?:ip6?|inet|arp|bridge|netdev) "), "an nft ruleset"),
+    (re.compile(r"(?:add )?table (?:ip6?|inet|arp|bridge|netdev) "), _NFT_TEXT),
     (re.compile(r"-[PNA] "), "output of `iptables -S`"),
     (re.compile(r"Chain \S+ \("), "output of `iptables -L`"),
     (re.compile(r":\S+ \S|\[\d{1,18}:\d{1,18}\] "), "a table without its beginning"),
@@ -178,7 +179,8 @@ def _other_kind(place: str, line: str) -> InvalidSave:
     shown = f"{line[:60]}…" if len(line) > 60 else line
     kind = next((kind for pattern, kind in _OTHER_KINDS if pattern.match(line)), "")
     what = f"this looks like {kind}" if kind else "this is not of the form iptables-save prints"
-    return InvalidSave(f"{place}: {what}: {shown!r}; {_ADVICE}")
+    advice = "give the output of `nft -j list ruleset`" if kind == _NFT_TEXT else _ADVICE
+    return InvalidSave(f"{place}: {what}: {shown!r}; {advice}")
 
 
 def _groups(tables: Iterable[_SavedTable]) -> Iterator[_Tables]:

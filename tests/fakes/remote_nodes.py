@@ -126,6 +126,14 @@ class RemoteNodes:
             program = f"{prefix}{variant}-save"
             self.program(pod, program, saved(program, tables) if tables else "")
 
+    def nft(self, pod: str, tables: str, listing: str) -> None:
+        """Add nft, which prints the names of tables, or the same listing for each table."""
+        self.program(pod, "nft", listing)
+        path = self._programs / pod / "nft"
+        path.write_text(
+            f"#!/bin/sh\n[ $1 = list ] && printf %s {shlex.quote(tables)} && exit\n{path.read_text()}"
+        )
+
     def debug_pods(self) -> list[str]:
         """Return the names of the debug pods that are there."""
         return [name for name in self._names("Pod") if name.startswith("pykubeproxy-debug-")]

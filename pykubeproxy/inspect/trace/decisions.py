@@ -55,6 +55,8 @@ def _decided(step: Step, node: str) -> Iterator[tuple[str, str | None]]:
         yield f"masqueraded: {node} replaces the source{part}", None
     elif mark:
         yield f"{mark}: {comment if step.reason == EVERY_PACKET else step.reason}", None
+    elif step.does == "accept" and " " in step.table and not of_nft_proxy:
+        yield f"accepted: {comment or step.rule}", None
     elif of_nft_proxy and names.nft_title(step.to) and not names.nft_title(step.chain):
         yield f"matches {names.nft_title(step.to)}", None
     elif names.is_owned(step.to) and not names.is_owned(step.chain) and "/" in comment.partition(" ")[0]:

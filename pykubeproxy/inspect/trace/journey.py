@@ -7,16 +7,18 @@ import msgspec
 
 from pykubeproxy.inspect.connection import Directory, Location, LocationKind, TracedDestination
 from pykubeproxy.inspect.explain.model import ExplainedGroup, Explanation
-from pykubeproxy.inspect.node import NodeState, UnknownNode
+from pykubeproxy.inspect.node import NodeRules, NodeState, UnknownNode
 from pykubeproxy.inspect.packets.iptables import IptablesRules
 from pykubeproxy.inspect.packets.packet import DNAT, NEW, SNAT, Packet
+from pykubeproxy.inspect.packets.rule_set import RuleSet
 from pykubeproxy.inspect.packets.walk import Step, WalkEnd, walk
 from pykubeproxy.inspect.routes import PacketVerdict, Policy
 from pykubeproxy.inspect.trace.decisions import RuleDecision, decisions
 from pykubeproxy.objects import Family, Node, address_and_port, family_of
 from pykubeproxy.rules.iptables_save import parse_rule
 from pykubeproxy.rules.names import CLUSTER_PREFIX, EXTERNAL_PREFIX, LOCAL_PREFIX, NFT_TABLES, is_owned
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.nft_list import incoming_interfaces
+from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.ports import FrontendKind, PortName
 from pykubeproxy.wording import tied
 
@@ -267,11 +269,11 @@ class Follower:
             location = self._directory.find(packet.destination)
             ends = [self._end(leg, EndResult.SENT, packet, location)] if leg.route else []
             return msgspec.structs.replace(visit, unread=unread), ends, ()
-        ruleset = state.rules[family].ruleset
-        named = pod_interface(ruleset) if leg.from_pod and not packet.received_by else ""
+        rules = state.rules[family]
+        named = pod_interface(rules) if leg.from_pod and not packet.received_by else ""
         if named:
             packet = msgspec.structs.replace(packet, received_by=named)
-        trace = walk([IptablesRules(ruleset)], packet, state.network, record=True)
+        trace = walk(rule_sets(rules), packet, state.network, record=True)
         visit = msgspec.structs.replace(
             visit,
             interface=trace.packet.received_by or None,
@@ -411,8 +413,23 @@ def address_of(node: Node, other: str) -> str:
     return next((address for address in node.addresses if family_of(address) is family), "")
 
 
-def pod_interface(ruleset: Ruleset) -> str:
+def rule_sets(rules: NodeRules) -> Sequence[RuleSet]:
+    """Return the rules of a node that packets meet."""
+    iptables = IptablesRules(rules.ruleset)
+    if not rules.nftables or not rules.nftables.chains:
+        return [iptables]
+    from pykubeproxy.inspect.packets.nftables import NftRules  # most nodes have no such tables
+
+    return [iptables, NftRules(rules.nftables)]
+
+
+def pod_interface(rules: NodeRules) -> str:
     """Return an interface by which packets of pods come in, if the rules detect pods by interface; else ""."""
+    ruleset = rules.ruleset
+    for nft_key, chain in rules.nftables.chains.items() if rules.nftables else ():
+        if nft_key.table in NFT_TABLES:
+            for interface in (found for rule in chain.rules for found in incoming_interfaces(rule)):
+                return interface
     for key in ruleset.chains:
         if key.table == "nat" and key.chain.startswith((CLUSTER_PREFIX, EXTERNAL_PREFIX, LOCAL_PREFIX)):
             for rule in map(parse_rule, ruleset.chains[key]):

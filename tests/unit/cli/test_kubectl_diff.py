@@ -55,7 +55,7 @@ def _api_server(
     def objects(_: object) -> Cluster:
         return now
 
-    def read_node(_: object, node: Node, __: object) -> NodeState | UnknownNode:
+    def read_node(_: object, node: Node, __: object, *, nftables: bool) -> NodeState | UnknownNode:
         one = known[node.name]
         if one.kind is NodeKind.IPVS:
             reason = "runs kube-proxy in IPVS mode"

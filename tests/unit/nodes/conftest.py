@@ -30,13 +30,18 @@ def read(client: Client) -> Callable[..., dict[str, NodeState | UnknownNode]]:
     """Read all nodes; return the outcome by name."""
 
     def outcome(
-        *, pod_selector: str = "", pod_namespace: str = "", debug_image: str = "", at_once: int = 4
+        *,
+        pod_selector: str = "",
+        pod_namespace: str = "",
+        debug_image: str = "",
+        at_once: int = 4,
+        nftables: bool = False,
     ) -> dict[str, NodeState | UnknownNode]:
         nodes = [it for it in list_kind(client, Kind.NODE).objects if isinstance(it, Node)]
         with DebugPods(client, debug_image, warn=pytest.fail) as debug_pods:
             access = NodeAccess(
                 client, pod_selector, pod_namespace, debug_pods if debug_image else None, at_once
             )
-            return {it.node.name: it for it in ClusterNodes(access, nodes).nodes(Question())}
+            return {it.node.name: it for it in ClusterNodes(access, nodes).nodes(Question(nftables=nftables))}
 
     return outcome

@@ -9,6 +9,7 @@ from pykubeproxy.nodes.cluster import ClusterNodes, NodeAccess
 from pykubeproxy.objects import Family, Node
 from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.sources import Client
+from tests.cases import FIREWALLD, nft_list
 from tests.fakes.faulty_apiserver import Order
 from tests.fakes.remote_nodes import AGENT, KUBELET_ONLY, SERVING, RemoteNodes, saved
 
@@ -92,6 +93,36 @@ def test_rules_in_both_backends(cluster: RemoteNodes, read: Read) -> None:
     assert (tables(outcome), outcome.other_backend) == ({Family.IPV4: "nft"}, "legacy")
 
 
+def test_node_in_nftables_mode(cluster: RemoteNodes, read: Read) -> None:
+    """It has rules for questions that can use them; kubelet's tables of iptables come from iptables-save."""
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", KUBELET_ONLY, KUBELET_ONLY)
+    cluster.nft("p1", "table ip nat\ntable ip kube-proxy\n", nft_list("nodeport"))
+    assert "in nftables mode" in reason(read()["n1"], by_design=True)
+    outcome = read(nftables=True)["n1"]
+    assert isinstance(outcome, NodeState)
+    found = outcome.rules[Family.IPV4]
+    assert found.nftables
+    assert (found.backend, found.nftables.tables()) == ("nft", ("ip kube-proxy",))
+
+
+def test_tables_beside_those_of_iptables(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", SERVING)
+    without = read(nftables=True)["n1"]
+    assert isinstance(without, NodeState)
+    assert list(without.remarks) == ["pod kube-system/p1 has no nft, so tables of nftables are not read"]
+    cluster.nft("p1", "table inet firewalld\n", FIREWALLD.read_text())
+    outcome = read(nftables=True)["n1"]
+    assert isinstance(outcome, NodeState)
+    nftables = outcome.rules[Family.IPV4].nftables
+    assert nftables
+    assert nftables.tables() == ("inet firewalld",)
+    assert not outcome.remarks
+    cluster.nft("p1", "table inet firewalld\n", "{")
+    assert "nft in pod kube-system/p1: Input data was truncated" in reason(read(nftables=True)["n1"])
+
+
 def test_node_without_ipv6(cluster: RemoteNodes, read: Read) -> None:
     cluster.pod("p1", "n1")
     cluster.saves("p1", "nft", SERVING)
@@ -99,7 +130,7 @@ def test_node_without_ipv6(cluster: RemoteNodes, read: Read) -> None:
     outcome = read()["n1"]
     assert tables(outcome) == {Family.IPV4: "nft"}
     assert isinstance(outcome, NodeState)
-    assert outcome.remarks == [
+    assert list(outcome.remarks) == [
         "IPv6 rules could not be read: ip6tables-nft-save exited with status 1: Protocol not supported"
     ]
     assert outcome.complete, "the node has no IPv6 address"

@@ -124,7 +124,7 @@ def test_files_of_other_systems_are_read() -> None:
         (NAT4[NAT4.index(":A") :], "looks like a table without its beginning"),
         (
             "table ip nat {\n}\n",
-            "looks like an nft ruleset: 'table ip nat {'; give the unchanged output of iptables-save",
+            "looks like output of `nft list ruleset`: 'table ip nat {'; give the output of `nft -j list ruleset`",
         ),
         ("-P INPUT ACCEPT\n", "output of `iptables -S`"),
         ("Chain INPUT (policy ACCEPT)\n", "output of `iptables -L`"),
