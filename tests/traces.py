@@ -9,7 +9,6 @@ from pykubeproxy.inspect.packets.packet import SNAT, NodeNetwork, Packet
 from pykubeproxy.inspect.packets.walk import Step, WalkEnd, walk
 from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.inspect.targets import parse_source
-from pykubeproxy.inspect.trace.journey import rule_sets
 from pykubeproxy.inspect.trace.question import trace_on_node
 from pykubeproxy.inspect.trace.report import TraceReport
 from pykubeproxy.objects import Node
@@ -68,7 +67,7 @@ def trace_packet(
     ruleset: Ruleset, packet: Packet, network: NodeNetwork, nftables: NftRuleset | None = None
 ) -> PacketTrace:
     """Trace a packet with all steps."""
-    rules = rule_sets(NodeRules(ruleset, nftables=nftables))
+    rules = NodeRules(ruleset, nftables=nftables).rule_sets
     trace = walk(rules, packet, network, record=True)
     return PacketTrace(trace.packet, trace.ends, trace.steps)
 

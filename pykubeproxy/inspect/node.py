@@ -10,6 +10,7 @@ import msgspec
 
 from pykubeproxy.config import Config
 from pykubeproxy.inspect.packets.packet import NodeNetwork
+from pykubeproxy.inspect.packets.rule_set import RuleSet
 from pykubeproxy.inspect.targets import ServiceFilter
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import KernelFacts
@@ -58,10 +59,22 @@ class NodeRules(msgspec.Struct, frozen=True):
     facts: KernelFacts | None = None
     nftables: NftRuleset | None = None
 
+    @property
+    def in_nftables_mode(self) -> bool:
+        """Whether a kube-proxy in nftables mode wrote rules."""
+        return self.nftables is not None and any(table in NFT_TABLES for table in self.nftables.tables())
 
-def in_nftables_mode(rules: NodeRules) -> bool:
-    """Return whether a kube-proxy in nftables mode wrote rules."""
-    return any(table in NFT_TABLES for table in rules.nftables.tables()) if rules.nftables else False
+    @property
+    def rule_sets(self) -> Sequence[RuleSet]:
+        """The rules that packets meet."""
+        from pykubeproxy.inspect.packets.iptables import IptablesRules  # most questions walk no packets
+
+        iptables = IptablesRules(self.ruleset)
+        if not self.nftables or not self.nftables.chains:
+            return [iptables]
+        from pykubeproxy.inspect.packets.nftables import NftRules  # most nodes have no such tables
+
+        return [iptables, NftRules(self.nftables)]
 
 
 class NodeState(msgspec.Struct, frozen=True):
@@ -88,6 +101,11 @@ class NodeState(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         return self.node.name
+
+    @property
+    def in_nftables_mode(self) -> bool:
+        """Whether its proxy is a kube-proxy in nftables mode."""
+        return any(rules.in_nftables_mode for rules in self.rules.values())
 
     @property
     def complete(self) -> bool:

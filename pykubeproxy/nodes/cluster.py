@@ -16,7 +16,6 @@ from pykubeproxy.inspect.node import (
     Question,
     ReadError,
     UnknownNode,
-    in_nftables_mode,
     nftables_remarks,
     unread_rules,
 )
@@ -205,7 +204,7 @@ def _read(
         if ruleset.chains:
             known = rules.get(family, NodeRules(Ruleset(family, {})))
             rules[family] = msgspec.structs.replace(known, nftables=ruleset)
-    if any(NAT_SERVICES in one.ruleset.chains or in_nftables_mode(one) for one in rules.values()):
+    if any(NAT_SERVICES in one.ruleset.chains or one.in_nftables_mode for one in rules.values()):
         return NodeState(
             node=node,
             origin=Origin(

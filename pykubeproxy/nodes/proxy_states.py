@@ -8,6 +8,7 @@ import msgspec
 
 from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.check import from_outside
+from pykubeproxy.inspect.check.firewalls import firewalls
 from pykubeproxy.inspect.check.report import CheckedNode, CheckReport, Finding, check_report, checked_node
 from pykubeproxy.inspect.node import NodeState, UnknownNode, unread_rules
 from pykubeproxy.inspect.status import ProxyStatus, StatusReport, agent_status, status_report
@@ -46,7 +47,9 @@ class ProxyState(msgspec.Struct, Generic[_Answer], frozen=True):
     @property
     def mode(self) -> str:
         """The mode of the proxy: "iptables", "ipvs", "nftables" or "kernelspace"; "" if unknown."""
-        return self.read.mode if isinstance(self.read, UnknownNode) else "iptables"
+        if isinstance(self.read, UnknownNode):
+            return self.read.mode
+        return "nftables" if self.read and self.read.in_nftables_mode else "iptables"
 
     @property
     def backend(self) -> str:
@@ -61,7 +64,7 @@ def _proxy_state(
     """Return the state of the proxy of a node; our agents are asked with a command such as "status"."""
     proxy = pods.proxy(node)
     if proxy is None or not proxy.ours or not proxy.pod.runs:
-        return ProxyState(node, proxy, read_node(access, node, pods))
+        return ProxyState(node, proxy, read_node(access, node, pods, nftables=command == "check"))
     try:
         answer = run_in_pod(access.client, proxy.target, ("pykubeproxy", command, "-o", "json"))
         if answer.output.lstrip().startswith(b"{"):
@@ -198,8 +201,13 @@ def _findings(state: ProxyState[CheckReport], server: str) -> Iterator[Finding]:
             yield from_outside.version(proxy.version, server)
     match read:
         case NodeState():
-            rulesets = [node_rules.ruleset for node_rules in read.rules.values()]
-            yield from from_outside.tables(rulesets, state.backend, read.other_backend)
+            if read.in_nftables_mode:
+                yield from_outside.other_mode(f"runs {proxy or 'a proxy without a pod'} in nftables mode")
+            else:
+                rulesets = [node_rules.ruleset for node_rules in read.rules.values()]
+                yield from from_outside.tables(rulesets, state.backend, read.other_backend)
+            for family, rules in read.rules.items():
+                yield from firewalls(family, rules, read.network)
             for family in Family:
                 if reason := read.unread.get(unread_rules(family)):
                     yield from_outside.unread(reason, family)

@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from pykubeproxy import kernel
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.inspect.check import this_node as checks
+from pykubeproxy.inspect.check.firewalls import firewalls
 from pykubeproxy.inspect.check.report import Check, CheckedNode, Finding, checked_node
+from pykubeproxy.inspect.node import Question, ReadError
 from pykubeproxy.kernel import (
     Backend,
     KernelError,
@@ -19,10 +21,12 @@ from pykubeproxy.kernel import (
     leftovers,
     legacy,
     network,
+    nftables,
     system,
 )
 from pykubeproxy.kernel.system import Process
 from pykubeproxy.nodes import host_name
+from pykubeproxy.nodes.live import LiveNode
 from pykubeproxy.nodes.objects import open_client
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import missing_network, primary_family
@@ -99,7 +103,20 @@ def _tables(config: Config, this_node: Node | None) -> tuple[Backend | None, lis
     findings = [finding for family in Family for finding in _tools(config, this_node, backend, family)]
     findings += _networks(config, this_node, backend)
     findings += [finding for family in Family for finding in _contents(backend, family, chains)]
-    return backend, [*findings, _other_modes(chains)]
+    return backend, [*findings, _other_modes(chains), *_firewalls(backend)]
+
+
+def _firewalls(backend: Backend) -> Iterator[Finding]:
+    try:
+        if not nftables.native_tables():
+            return
+        (state,) = LiveNode(backend.value).nodes(Question(lazily=True, nftables=True))
+    except (OSError, ReadError):  # other findings say so
+        return
+    for remark in state.remarks:
+        yield Check("firewall").skip(remark)
+    for family, rules in state.rules.items():
+        yield from firewalls(family, rules, state.network)
 
 
 def _tools(config: Config, this_node: Node | None, backend: Backend, family: Family) -> Iterator[Finding]:

@@ -8,9 +8,7 @@ import msgspec
 from pykubeproxy.inspect.connection import Directory, Location, LocationKind, TracedDestination
 from pykubeproxy.inspect.explain.model import ExplainedGroup, Explanation
 from pykubeproxy.inspect.node import NodeRules, NodeState, UnknownNode
-from pykubeproxy.inspect.packets.iptables import IptablesRules
 from pykubeproxy.inspect.packets.packet import DNAT, NEW, SNAT, Packet
-from pykubeproxy.inspect.packets.rule_set import RuleSet
 from pykubeproxy.inspect.packets.walk import Step, WalkEnd, walk
 from pykubeproxy.inspect.routes import PacketVerdict, Policy
 from pykubeproxy.inspect.trace.decisions import RuleDecision, decisions
@@ -273,7 +271,7 @@ class Follower:
         named = pod_interface(rules) if leg.from_pod and not packet.received_by else ""
         if named:
             packet = msgspec.structs.replace(packet, received_by=named)
-        trace = walk(rule_sets(rules), packet, state.network, record=True)
+        trace = walk(rules.rule_sets, packet, state.network, record=True)
         visit = msgspec.structs.replace(
             visit,
             interface=trace.packet.received_by or None,
@@ -411,16 +409,6 @@ def address_of(node: Node, other: str) -> str:
     """Return the first address of a node in the family of another address; "" if it has none."""
     family = family_of(other)
     return next((address for address in node.addresses if family_of(address) is family), "")
-
-
-def rule_sets(rules: NodeRules) -> Sequence[RuleSet]:
-    """Return the rules of a node that packets meet."""
-    iptables = IptablesRules(rules.ruleset)
-    if not rules.nftables or not rules.nftables.chains:
-        return [iptables]
-    from pykubeproxy.inspect.packets.nftables import NftRules  # most nodes have no such tables
-
-    return [iptables, NftRules(rules.nftables)]
 
 
 def pod_interface(rules: NodeRules) -> str:
