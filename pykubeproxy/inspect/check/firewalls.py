@@ -39,8 +39,9 @@ def firewalls(family: Family, rules: NodeRules, network: NodeNetwork) -> Iterato
     if not tables:
         return
     stopped: dict[Step, dict[str, None]] = {}
+    packets_sent = list(_packets(family, rules, network))
     try:
-        for title, ways in _packets(family, rules, network):
+        for title, ways in packets_sent:
             for packets in ways:
                 for step in set.intersection(*(_stopping(rules.rule_sets, one, network) for one in packets)):
                     if step.table in tables:
@@ -51,7 +52,7 @@ def firewalls(family: Family, rules: NodeRules, network: NodeNetwork) -> Iterato
     for step, titles in stopped.items():
         what = f"{step.does}s packets to {listed(titles, _MOST_NAMED)}"
         yield check.warn(f"chain {step.chain} of nftables table {step.table} {what}: {step.rule}", _ADVICE)
-    if not stopped:
+    if packets_sent and not stopped:
         yield check.ok(f"packets to Services pass nftables {listed(tables)}")
 
 
