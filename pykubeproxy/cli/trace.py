@@ -123,7 +123,7 @@ def trace(
     which name Services only.
 
     Show the endpoints it may reach with their probabilities, whether its source address is masqueraded, or which rule
-    drops or rejects it. This follows foreign rules too, sends no packet and changes nothing.
+    drops or rejects it. This follows foreign rules too, of iptables and of nftables, sends no packet and changes nothing.
 
     With --bundle, trace through the rules of another node. With --rules too, but name its addresses with --node-address.
     With -f, the flags of `run` define the rules. All these need neither root nor a network.

@@ -161,7 +161,7 @@ def _make(
 ) -> tuple[BundledFile, ...]:
     """Make a bundle here of what the programs in a pod print. Raises _NoTables, OSError."""
     others = [
-        _section(client, container, NFT_RULESET, ("nft", "list", "ruleset")),
+        _section(client, container, NFT_RULESET, ("nft", "-j", "list", "ruleset")),
         objects,
     ]
     members = (*_tables(client, container), *collected(others))
