@@ -60,15 +60,8 @@ _STATUS = _Type(
 )
 _DIRECTION = _Type({"original": 0, "reply": 1})
 _TCP_FLAGS = _Type({"fin": 1, "syn": 2, "rst": 4, "psh": 8, "ack": 16, "urg": 32, "ecn": 64, "cwr": 128})
-_OPERATORS: Mapping[str, Callable[[int, int], int]] = {
-    "&": and_,
-    "|": or_,
-    "^": xor,
-    "<<": lshift,
-    ">>": rshift,
-}
+_OPERATORS = {"&": and_, "|": or_, "^": xor, "<<": lshift, ">>": rshift}
 _ALL_BITS = 0xFFFFFFFF
-_FAMILY_NAMES = {Family.IPV4: "ipv4", Family.IPV6: "ipv6"}
 
 
 class _Sources(NamedTuple):
@@ -93,69 +86,52 @@ class _Field(NamedTuple):
 
     what: str
     type: _Type
-    value: Callable[[Packet, NodeNetwork], Json]
+    value: Callable[[Packet], Json]
     by_destination: bool = False
 
 
+_SOURCES = ("ip saddr", "ip6 saddr")
 _FIELDS: Mapping[str, _Field] = {
-    **{
-        f"{header} {field}": _Field(what, _ADDRESS, value, field == "daddr")
-        for header in ("ip", "ip6")
-        for field, what, value in (
-            ("saddr", "source", lambda packet, _: packet.source),
-            ("daddr", "destination", lambda packet, _: packet.destination),
-        )
-    },
-    **{
-        name: _Field("protocol", _PROTOCOL, lambda packet, _: packet.protocol, True)
-        for name in ("meta l4proto", "ip protocol", "ip6 nexthdr")
-    },
-    **{
-        f"{header} dport": _Field("port", _NUMBER, lambda packet, _: packet.port, True)
-        for header in ("th", "tcp", "udp", "sctp")
-    },
-    "tcp flags": _Field("TCP flag", _TCP_FLAGS, lambda _, __: "syn"),
-    **{
-        name: _Field("incoming interface", _NAME, lambda packet, _: packet.received_by)
-        for name in ("iif", "iifname")
-    },
-    **{
-        name: _Field("outgoing interface", _NAME, lambda packet, _: packet.sent_by)
-        for name in ("oif", "oifname")
-    },
-    **{
-        name: _Field(
-            "address family", _FAMILY, lambda packet, _: _FAMILY_NAMES[family_of(packet.destination)]
-        )
-        for name in ("meta nfproto", "meta protocol")
-    },
-    "meta mark": _Field("mark", _NUMBER, lambda packet, _: packet.mark),
-    "meta pkttype": _Field("type", _NAME, lambda _, __: "host"),
-    "ct mark": _Field("connection mark", _NUMBER, lambda packet, _: packet.connection_mark),
-    "ct state": _Field("state", _STATE, lambda packet, _: packet.states[0].lower()),
-    "ct status": _Field("status", _STATUS, lambda packet, _: [one.lower() for one in packet.states[1:]]),
-    "ct direction": _Field("direction", _DIRECTION, lambda _, __: "original"),
+    name: field
+    for names, field in (
+        (_SOURCES, _Field("source", _ADDRESS, lambda packet: packet.source)),
+        (
+            ("ip daddr", "ip6 daddr"),
+            _Field("destination", _ADDRESS, lambda packet: packet.destination, by_destination=True),
+        ),
+        (
+            ("meta l4proto", "ip protocol", "ip6 nexthdr"),
+            _Field("protocol", _PROTOCOL, lambda packet: packet.protocol, by_destination=True),
+        ),
+        (
+            ("th dport", "tcp dport", "udp dport", "sctp dport"),
+            _Field("port", _NUMBER, lambda packet: packet.port, by_destination=True),
+        ),
+        (("tcp flags",), _Field("TCP flag", _TCP_FLAGS, lambda _: "syn")),
+        (("iif", "iifname"), _Field("incoming interface", _NAME, lambda packet: packet.received_by)),
+        (("oif", "oifname"), _Field("outgoing interface", _NAME, lambda packet: packet.sent_by)),
+        (
+            ("meta nfproto", "meta protocol"),
+            _Field("address family", _FAMILY, lambda packet: family_of(packet.destination).value.lower()),
+        ),
+        (("meta mark",), _Field("mark", _NUMBER, lambda packet: packet.mark)),
+        (("meta pkttype",), _Field("type", _NAME, lambda _: "host")),
+        (("ct mark",), _Field("connection mark", _NUMBER, lambda packet: packet.connection_mark)),
+        (("ct state",), _Field("state", _STATE, lambda packet: packet.states[0].lower())),
+        (
+            ("ct status",),
+            _Field("status", _STATUS, lambda packet: [one.lower() for one in packet.states[1:]]),
+        ),
+        (("ct direction",), _Field("direction", _DIRECTION, lambda _: "original")),
+    )
+    for name in names
 }
 _OF_HEADER = {"ip": Family.IPV4, "ip6": Family.IPV6}
-_SOURCES = ("ip saddr", "ip6 saddr")
 # Headers that only packets of one protocol have.
 _TRANSPORTS = ("tcp", "udp", "sctp", "icmp", "icmpv6", "igmp", "esp", "ah", "comp", "dccp", "udplite", "gre")
 # What these do concerns later packets, or fields that no known expression reads.
-_NO_EFFECT = frozenset(
-    (
-        "counter",
-        "log",
-        "last",
-        "flow",
-        "dup",
-        "meter",
-        "map",
-        "secmark",
-        "ct helper",
-        "ct timeout",
-        "ct expectation",
-    )
-)
+_NO_EFFECT = ("counter", "log", "last", "flow", "dup", "meter", "map", "secmark")
+_NO_EFFECT_ON_CONNECTIONS = ("ct helper", "ct timeout", "ct expectation")
 # Fields of a packet that rules may write without a translation that its connection remembers.
 _REWRITTEN = ("saddr", "daddr", "sport", "dport")
 _ENDS = {"accept": RuleEnd.ACCEPT, "drop": RuleEnd.DROP, "reject": RuleEnd.REJECT, "return": RuleEnd.RETURN}
@@ -183,7 +159,8 @@ class _Elements:
     def __init__(self, elements: Sequence[_Element]) -> None:
         self._exact: dict[tuple[int | str, ...], _Element] = {}
         self._others: list[_Element] = []
-        self._any = [element for element in elements if not element.parts]
+        # The element for all other keys.
+        self.for_others = next((element for element in elements if not element.parts), None)
         self._without: dict[int, dict[tuple[int | str, ...], list[_Element]]] = {}
         for element in elements:
             if element.parts and (key := _exact_key(element.parts)) is not None:
@@ -196,7 +173,7 @@ class _Elements:
         if found := self._exact.get(tuple(key)):
             return found
         fitting = (one for one in self._others if all(map(_has, one.parts, key)))
-        return next(fitting, None) or next(iter(self._any), None)
+        return next(fitting, self.for_others)
 
     def find_all(self, key: Sequence[int | str], position: int) -> Sequence[_Element]:
         """Return the elements whose key is this one but for a part at a position, which `key` lacks."""
@@ -210,11 +187,6 @@ class _Elements:
             if all(map(_has, one.parts[:position] + one.parts[position + 1 :], key))
         )
         return [*self._without[position].get(tuple(key), ()), *others]
-
-    @property
-    def for_others(self) -> _Element | None:
-        """The element for all other keys."""
-        return next(iter(self._any), None)
 
 
 def _exact_key(parts: Sequence[_Part]) -> tuple[int | str, ...] | None:
@@ -293,7 +265,7 @@ def _component(expression: Json, packet: Packet, network: NodeNetwork) -> _Compo
         case {"fib": {"result": "oif" | "check", "flags": flags}}:
             return _route_exists(expression, flags, packet, network)
         case {"payload": _} | {"meta": _} | {"ct": _}:
-            return _field(expression, packet, network)
+            return _field(expression_text(expression), packet)
         case Mapping() if (operator := next(iter(expression), "")) in _OPERATORS:
             operands = expression[operator]
             left = _component(operands[0], packet, network) if isinstance(operands, list) else None
@@ -304,8 +276,8 @@ def _component(expression: Json, packet: Packet, network: NodeNetwork) -> _Compo
     raise _NotKnownError(expression_text(expression))
 
 
-def _field(expression: Json, packet: Packet, network: NodeNetwork) -> _Component:
-    name = expression_text(expression)
+def _field(name: str, packet: Packet) -> _Component:
+    """Evaluate a field that nft writes with this name. Raises _NotKnownError, _NoValueError."""
     header, _, field = name.partition(" ")
     if header in _OF_HEADER and _OF_HEADER[header] is not family_of(packet.destination):
         raise _NoValueError(f"it is no packet of {_OF_HEADER[header].value}")
@@ -322,7 +294,7 @@ def _field(expression: Json, packet: Packet, network: NodeNetwork) -> _Component
     what, type_, get, by_destination = _FIELDS[name]
     if name in _SOURCES and packet.clients and not packet.source:
         return _Component(what, type_, "", _Sources(lambda part: (part,) if isinstance(part, Range) else ()))
-    value = get(packet, network)
+    value = get(packet)
     shown = f"{value:#x}" if "mark" in what else expression_text(value)
     part = _part(type_, value)
     return _Component(
@@ -392,23 +364,19 @@ class CompiledNftRule:
             if not parts:
                 break
         matched += [(RuleEffect(part), share) for part, share in parts]
-        return Split(tuple(matched), tuple(missed), failed, "" if matched else error)
+        return Split(tuple(matched), tuple(missed), failed, error)
 
     def reason(self, packet: Packet, network: NodeNetwork, split: Split) -> str:
         """Return why packets match, or why not; "" if the rule is for another destination, protocol or port."""
         if split.matched:
-            facts = [self._fact(statement, packet, network, True) for statement in self._statements]
-            return ", ".join(filter(None, facts)) or EVERY_PACKET
+            facts = [self._fact(statement, packet, network, met=True) for statement in self._statements]
+            return ", ".join(filter(None, [*facts, split.error])) or EVERY_PACKET
         first, *later = self._statements[split.failed :]
         if any(self._misses(statement, packet, network) for statement in later):
             return ""
-        if split.error:
-            return "" if self._is_by_destination(first, packet, network) else split.error
-        return (
-            ""
-            if self._is_by_destination(first, packet, network)
-            else self._fact(first, packet, network, False)
-        )
+        if self._is_by_destination(first, packet, network):
+            return ""
+        return split.error or self._fact(first, packet, network, met=False)
 
     def _is_by_destination(self, statement: Mapping[str, Json], packet: Packet, network: NodeNetwork) -> bool:
         try:
@@ -438,7 +406,7 @@ class CompiledNftRule:
                 return _components(expression, packet, network)
         return ()
 
-    def _fact(self, statement: Mapping[str, Json], packet: Packet, network: NodeNetwork, met: bool) -> str:
+    def _fact(self, statement: Mapping[str, Json], packet: Packet, network: NodeNetwork, *, met: bool) -> str:
         """Return why packets meet a condition, or why not; "" for other statements."""
         if "limit" in statement or "quota" in statement or "ct count" in statement:
             return "a first packet is within any limit"
@@ -500,7 +468,7 @@ class CompiledNftRule:
                 yield _Outcome(packet, 1.0, effect=_verdict(statement, packet, 1.0))
             case _ if kind in _ENDS:
                 yield _Outcome(packet, 1.0, effect=_verdict(statement, packet, 1.0))
-            case _ if kind in _NO_EFFECT:
+            case _ if kind in _NO_EFFECT or kind in _NO_EFFECT_ON_CONNECTIONS:
                 yield _Outcome(packet, 1.0)
             case _:
                 raise _NotKnownError(statement_text(statement))
@@ -510,35 +478,21 @@ class CompiledNftRule:
     ) -> Iterator[_Outcome]:
         """Yield the packets that meet a condition, and those that do not."""
         first = key[0]
+        if op == "in":
+            met = isinstance(first.value, int) and bool(first.value & _number(first.type, right))
+            yield _Outcome(packet, 1.0, missed=not met)
+            return
+        seconds = self._sets.timeout(self._table, right)
+        if seconds and op == "==" and [type(one.value) for one in key] == [_Sources]:
+            yield from _remembered(AffinityList(f"{self._table} {right}", seconds), packet)
+            return
         if op in ("<", ">", "<=", ">="):
             bound = _number(first.type, right)
             least = {"<": 0, "<=": 0, ">": bound + 1, ">=": bound}[op]
             most = {"<": bound - 1, "<=": bound}.get(op, 1 << 128)
             elements = _Elements([_Element((Range(least, most),), True)])
-        elif op == "in":
-            bits = _number(first.type, right)
-            met = isinstance(first.value, int) and bool(first.value & bits)
-            yield _Outcome(packet, 1.0, missed=not met)
-            return
-        elif isinstance(right, str) and right.startswith("@"):
-            yield from self._in_set(op, right, key, packet)
-            return
         else:
             elements = self._sets.elements(self._table, right, [one.type for one in key], is_map=False)
-        for part, share, found in _parts(elements, key, packet):
-            yield _Outcome(part, share, missed=(found is None) is not (op == "!="))
-
-    def _in_set(self, op: str, name: str, key: Sequence[_Component], packet: Packet) -> Iterator[_Outcome]:
-        """Yield the packets that are in a named set; a set that forgets clients has known and new ones of many."""
-        seconds = self._sets.timeout(self._table, name)
-        if seconds and op == "==" and [type(one.value) for one in key] == [_Sources]:
-            known = AffinityList(f"{self._table} {name[1:]}", seconds)
-            if packet.recalled in (None, known):
-                yield _Outcome(msgspec.structs.replace(packet, recalled=known), 1.0)
-            if packet.recalled != known:
-                yield _Outcome(packet, 1.0, missed=True)
-            return
-        elements = self._sets.elements(self._table, name, [one.type for one in key], is_map=False)
         for part, share, found in _parts(elements, key, packet):
             yield _Outcome(part, share, missed=(found is None) is not (op == "!="))
 
@@ -546,7 +500,7 @@ class CompiledNftRule:
         """Return packets after their client is added to a set that remembers clients for a time."""
         seconds = self._sets.timeout(self._table, name)
         if packet.clients and seconds and op in ("add", "update") and "saddr" in expression_text(element):
-            return msgspec.structs.replace(packet, remembered_in=f"{self._table} {name[1:]}")
+            return msgspec.structs.replace(packet, remembered_in=f"{self._table} {name}")
         return packet
 
     def _looked_up(
@@ -564,16 +518,7 @@ class CompiledNftRule:
         match expression:
             case {"map": {"key": key, "data": data}}:
                 yield from self._looked_up(data, _components(key, packet, network), packet)
-            case (
-                {"meta": _}
-                | {"ct": _}
-                | {"payload": _}
-                | {"&": _}
-                | {"|": _}
-                | {"^": _}
-                | {"<<": _}
-                | {">>": _}
-            ):
+            case Mapping() if next(iter(expression), "") in (*_OPERATORS, "meta", "ct", "payload"):
                 value = _component(expression, packet, network).value
                 if not isinstance(value, int | str):
                     raise _NotKnownError(expression_text(expression))
@@ -604,6 +549,14 @@ class CompiledNftRule:
                 remark = f"{chance}to {to_text}" if kind in ("dnat", "redirect") else ""
                 effect = RuleEffect(changed, RuleEnd.ACCEPT, remark=remark)
                 yield _Outcome(one, share * port_share, effect=effect)
+
+
+def _remembered(known: AffinityList, packet: Packet) -> Iterator[_Outcome]:
+    """Yield the clients that a list of clients contains, and all as new ones."""
+    if packet.recalled in (None, known):
+        yield _Outcome(msgspec.structs.replace(packet, recalled=known), 1.0)
+    if packet.recalled != known:
+        yield _Outcome(packet, 1.0, missed=True)
 
 
 def _reason(error: Exception) -> str:
@@ -726,9 +679,9 @@ class _Sets:
         self._sets = sets
         self._known: dict[tuple[object, ...], _Elements] = {}
 
-    def timeout(self, table: str, name: str) -> int:
+    def timeout(self, table: str, data: Json) -> int:
         """Return for how many seconds elements stay in a set, 0 for ever."""
-        found = self._sets.get(SetKey(table, name[1:]))
+        found = self._sets.get(SetKey(table, data[1:])) if isinstance(data, str) else None
         return found.timeout if found else 0
 
     def elements(self, table: str, data: Json, types: Sequence[_Type], *, is_map: bool) -> _Elements:
@@ -752,11 +705,7 @@ class _Sets:
                 elements = (data,)
         for one in elements:
             key, value = one if is_map and isinstance(one, list) else (one, True)
-            try:
-                yield _Element(_key_parts(key, types), value)
-            except (_NotKnownError, ValueError):
-                if len(elements) == 1:
-                    raise
+            yield _Element(_key_parts(key, types), value)
 
 
 def _key_parts(key: Json, types: Sequence[_Type]) -> tuple[_Part, ...]:

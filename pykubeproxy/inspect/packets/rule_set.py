@@ -80,7 +80,7 @@ class Split(NamedTuple):
 
     - `matched`: what it does to each part that matches, with the probability of the part
     - `failed`: the position of the condition that no packet meets
-    - `error`: why the rule cannot be evaluated; then no packet matches
+    - `error`: why the rule cannot be evaluated for a part, which is among the missed ones then
     """
 
     matched: tuple[tuple[RuleEffect, float], ...]

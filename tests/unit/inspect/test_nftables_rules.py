@@ -129,6 +129,12 @@ def test_what_cannot_be_evaluated_is_named() -> None:
     (step,) = trace.steps
     assert (step.table, step.chain, step.rule, step.matched) == ("inet fw", "in", "ip ttl < 5 drop", False)
     assert step.reason == f"{NOT_KNOWN} ip ttl and assumes no match"
+    word = is_({"ct": {"key": "state"}}, {"set": ["new", "later"]})
+    assert (
+        traced(tables(*chain("in", [word, DROP], hook="forward")))
+        .steps[0]
+        .reason.startswith(f"{NOT_KNOWN} later")
+    )
     sent = traced(tables(*chain("in", [is_({"meta": {"key": "skuid"}}, 0), DROP], hook="output")), LEAVING)
     assert sent.steps[0].reason.startswith(NOT_KNOWN)
 
@@ -286,7 +292,7 @@ def test_affinity_has_known_clients_and_new_ones() -> None:
     clients = msgspec.structs.replace(COMING, source="", clients=(Range(0, 9),))
     ends = [end.packet for end in traced(ruleset, clients).ends]
     assert sorted((one.recalled.seconds if one.recalled else 0, one.remembered_in) for one in ends) == [
-        (0, "inet fw known"),
+        (0, "inet fw @known"),
         (60, ""),
     ]
     assert [step.matched for step in traced(ruleset).steps] == [False, True]
