@@ -24,7 +24,7 @@ from pykubeproxy.cli.help import NOT_ANSWERED, OUTPUT, QUESTION, SOURCE, command
 from pykubeproxy.cli.sources import bundle_option, node_source, opened, read_errors, service_filter
 from pykubeproxy.cli.terminal import echo_line, echo_notes, echo_styled
 from pykubeproxy.inspect.dump.model import ServiceView, services_of
-from pykubeproxy.inspect.dump.render_rules import listing
+from pykubeproxy.inspect.dump.render_rules import node_listing
 from pykubeproxy.inspect.dump.report import DumpedNode, DumpReport, dumped, rates, service_blocks
 from pykubeproxy.inspect.node import NodeRules, NodeSource, NodeState, Question, UnknownNode
 from pykubeproxy.inspect.targets import ServiceFilter, is_service_name
@@ -85,7 +85,7 @@ def dump_rules(
         raise click.UsageError("--watch requires live rules; remove --rules or --bundle")
     query = service_filter(service, namespace)
     source = node_source(files, opened(bundle_file), backend)
-    question = Question(families, query, counters=True)
+    question = Question(families, query, counters=True, nftables=True)
     if watch:
         _watch(source, question, required=bool(service))
     else:
@@ -124,7 +124,7 @@ def dump_rules_of_nodes(
     if not query.namespace and is_service_name(service):
         query = msgspec.structs.replace(query, namespace=cluster.namespace(namespace))
     with selected_nodes(cluster, nodes) as (access, wanted):
-        found = cluster_source(access, wanted).nodes(Question(families, query, counters=True))
+        found = cluster_source(access, wanted).nodes(Question(families, query, counters=True, nftables=True))
         unread = _show(found, query, output, required=False)
     if any(not node.by_design for node in unread):
         raise SystemExit(NOT_ANSWERED)
@@ -163,7 +163,7 @@ def _show_node(found: NodeState, answer: DumpedNode, query: ServiceFilter, outpu
     if output == "rules":
         if answer.title:
             echo_line(f"# {answer.title}")
-        emit_rules((family.value, listing(rules.ruleset, query)) for family, rules in found.rules.items())
+        emit_rules((family.value, node_listing(rules, query)) for family, rules in found.rules.items())
     else:
         emit(DumpReport(nodes=(answer,)), output)
     if answer.title:

@@ -246,11 +246,10 @@ def explain_on_nodes(
     rules: list[RulesAgreement] = []
     if name:
         with node_access(client, cluster) as access:
-            (read,) = cluster_source(access, nodes[:1]).nodes(Question())
+            (read,) = cluster_source(access, nodes[:1]).nodes(Question(nftables=True))
         if isinstance(read, NodeState):
             echo_notes({read.name: read.remarks})
-            rulesets = {family: node_rules.ruleset for family, node_rules in read.rules.items()}
-            rules.append(agreement(read.name, found, rulesets))
+            rules.append(agreement(read.name, found, read.rules))
         else:
             rules.append(RulesAgreement(read.name, None, unread=read.reason))
     emit(explain_report(found, nodes, rules, settings_known=False), output)

@@ -86,6 +86,16 @@ class NftRuleset(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(key.table for key in self.chains))
 
 
+def anonymous_elements(data: Json) -> Sequence[Json]:
+    """Return the elements of an anonymous set; any other value is its own."""
+    match data:
+        case {"set": list(elements)}:
+            return elements
+        case {"set": element}:
+            return (element,)
+    return (data,)
+
+
 def incoming_interfaces(rule: NftRule) -> Iterator[str]:
     """Yield the interfaces that a rule names for packets that come in, without "*" at their end."""
     for statement in rule.statements:

@@ -6,17 +6,17 @@ from itertools import islice
 import msgspec
 
 from pykubeproxy.inspect.check.report import Check, Finding
+from pykubeproxy.inspect.dump.nftables import nft_frontends
 from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.node import NodeRules
 from pykubeproxy.inspect.packets.addresses import Addresses, every_address, subtract
 from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
 from pykubeproxy.inspect.packets.rule_set import RuleSet
 from pykubeproxy.inspect.packets.walk import Step, walk
-from pykubeproxy.inspect.routes import serving_rules
+from pykubeproxy.inspect.routes import FrontendRule, serving_rules
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.rules.names import NFT_TABLES, nft_title
-from pykubeproxy.rules.nft_list import NftRuleset
-from pykubeproxy.services.ports import ANY_LOCAL
+from pykubeproxy.services.ports import ANY_LOCAL, FrontendKind
 from pykubeproxy.wording import listed
 
 # A firewall treats all frontends alike, apart from their ports.
@@ -64,34 +64,27 @@ def _packets(
     others = subtract(every_address(family), own)
     primary = next((one for one in sorted(network.addresses) if family_of(one) is family), "")
     interfaces = {route.interface for route in network.routes} - {"", "lo"} or {""}
-    for title, protocol, address, port in islice(_frontends(rules), _MOST_FRONTENDS):
-        to = Packet(protocol.lower(), "", primary if address == ANY_LOCAL else address, port)
-        entrances = [network.interface_to(_OUTSIDE[family])] if address == ANY_LOCAL else sorted(interfaces)
+    for rule in islice(_frontends(rules), _MOST_FRONTENDS):
+        address, port = rule.frontend.address, rule.frontend.port
+        to = Packet(rule.protocol.lower(), "", primary if address == ANY_LOCAL else address, port)
+        outside = rule.frontend.kind is FrontendKind.NODE_PORT
+        entrances = [network.interface_to(_OUTSIDE[family])] if outside else sorted(interfaces)
         coming = [
             msgspec.structs.replace(to, received_by=interface, clients=others) for interface in entrances
         ]
         if to.destination:
             yield (
-                title or f"{address}:{port}",
+                rule.title or f"{address}:{port}",
                 ([msgspec.structs.replace(to, starts_here=True, clients=own)], coming),
             )
 
 
-def _frontends(rules: NodeRules) -> Iterator[tuple[str, str, str, int]]:
-    """Yield titles, protocols, addresses and ports of what a service proxy serves in either mode."""
-    for rule in serving_rules(rules.ruleset):
-        yield rule.title, rule.protocol, rule.frontend.address, rule.frontend.port
-    yield from _nft_frontends(rules.nftables) if rules.nftables else ()
-
-
-def _nft_frontends(ruleset: NftRuleset) -> Iterator[tuple[str, str, str, int]]:
-    """Yield titles, protocols, addresses and ports of what a kube-proxy in nftables mode serves."""
-    for key, elements in ruleset.sets.items():
-        if key.table in NFT_TABLES and key.name in ("service-ips", "service-nodeports"):
-            for element in elements.elements:
-                match element:
-                    case [{"concat": [*address, str(protocol), int(port)]}, {"goto": {"target": str(chain)}}]:
-                        yield nft_title(chain), protocol, str(*address) or ANY_LOCAL, port
+def _frontends(rules: NodeRules) -> Iterator[FrontendRule]:
+    """Yield what a service proxy serves in either mode."""
+    yield from serving_rules(rules.ruleset)
+    yield from (
+        (rule for rule in nft_frontends(rules.nftables) if nft_title(rule.target)) if rules.nftables else ()
+    )
 
 
 def _stopping(rules: Sequence[RuleSet], packet: Packet, network: NodeNetwork) -> set[Step]:

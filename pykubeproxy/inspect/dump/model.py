@@ -1,10 +1,12 @@
 """The services that the rules of one family serve: names, frontends, endpoints and their shares."""
 
+import typing
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from pykubeproxy.inspect.limit import RuleLimit
+from pykubeproxy.inspect.node import NodeRules
 from pykubeproxy.inspect.routes import (
     FrontendRule,
     PacketVerdict,
@@ -118,13 +120,27 @@ def port_views(
     ruleset: Ruleset, counters: Counters, ports: Mapping[PortName, FrontendRules]
 ) -> tuple[ServiceView, ...]:
     """Return the views of some of the service ports that `find_ports` has found."""
+    chains = _IptablesChains(ruleset, counters, rule_limit())
     checks = health_checks(ruleset)
-    limit = rule_limit()
     return tuple(
         view
         for name, rules in ports.items()
-        for view in _PortReader(ruleset, counters, name, checks.get(str(name), 0), limit).views(rules)
+        for view in _PortReader(chains, name, checks.get(str(name), 0)).views(rules)
     )
+
+
+def node_views(rules: NodeRules, filter_: ServiceFilter | None = None) -> tuple[ServiceView, ...]:
+    """Return the matching services that a proxy of any mode serves on a node."""
+    if not rules.nftables or not rules.in_nftables_mode:
+        return views(rules.ruleset, rules.counters, filter_)
+    from pykubeproxy.inspect.dump.nftables import (  # few nodes have such rules
+        NftServiceChains,
+        find_nft_ports,
+    )
+
+    chains = NftServiceChains(rules.nftables)
+    ports = find_nft_ports(rules.nftables, filter_ or ServiceFilter())
+    return tuple(view for name, found in ports.items() for view in _PortReader(chains, name, 0).views(found))
 
 
 def in_order(views: Iterable[ServiceView]) -> tuple[ServiceView, ...]:
@@ -141,49 +157,38 @@ class _PolicyRules(msgspec.Struct):
     quarantined: bool = False
 
 
-class _PortReader(msgspec.Struct, frozen=True):
+class ServiceChains(typing.Protocol):
+    """The chains of service ports in the rules of one family."""
+
+    @property
+    def family(self) -> Family: ...
+
+    def route(self, chain: str) -> PolicyRoute:
+        """Return the route from the target of a frontend's rule."""
+
+    def endpoints(self, chain: str) -> Iterable[EndpointView]:
+        """Return the endpoints over which a chain balances."""
+
+    def affinity_seconds(self, chain: str) -> int | None:
+        """Return the timeout of session affinity; None without affinity."""
+
+
+class _IptablesChains(msgspec.Struct, frozen=True):
     ruleset: Ruleset
     counters: Counters
-    name: PortName
-    health_check_node_port: int
     limit: RuleLimit
 
-    def views(self, rules: FrontendRules) -> Iterable[ServiceView]:
-        policies = {policy: _PolicyRules() for policy in Policy}
-        frontends = [rule.frontend for rule in rules.serving]
-        balancers = {
-            frontend.address for frontend in frontends if frontend.kind is FrontendKind.LOAD_BALANCER_IP
-        }
-        for rule in rules.serving:
-            _add_route(policies, rule.frontend, route(self.ruleset, rule.target), balancers)
-        for rule in rules.rejecting:
-            _add_rejection(policies, rule)
-        for policy, collected in policies.items():
-            if collected.frontends or collected.from_this_node:
-                yield self._view(policy, collected)
+    @property
+    def family(self) -> Family:
+        return self.ruleset.family
 
-    def _view(self, policy: Policy, collected: _PolicyRules) -> ServiceView:
-        endpoints = tuple(self._endpoints(collected.chain)) if collected.chain else ()
-        name = self.name
-        return ServiceView(
-            namespace=name.namespace,
-            service=name.service,
-            port=name.port,
-            protocol=name.protocol,
-            family=self.ruleset.family,
-            policy=policy,
-            verdict=PacketVerdict.DNAT if endpoints else collected.rejection or PacketVerdict.PASS,
-            frontends=_by_kind(collected.frontends),
-            from_this_node=_by_kind(collected.from_this_node),
-            endpoints=endpoints,
-            affinity_seconds=affinity_seconds(self.ruleset, collected.chain) if collected.chain else None,
-            source_ranges=collected.source_ranges,
-            health_check_node_port=self.health_check_node_port or None if policy is Policy.LOCAL else None,
-            chain=collected.chain if endpoints else None,
-            quarantined=collected.quarantined,
-        )
+    def route(self, chain: str) -> PolicyRoute:
+        return route(self.ruleset, chain)
 
-    def _endpoints(self, chain: str) -> Iterable[EndpointView]:
+    def affinity_seconds(self, chain: str) -> int | None:
+        return affinity_seconds(self.ruleset, chain)
+
+    def endpoints(self, chain: str) -> Iterable[EndpointView]:
         for share in shares(self.ruleset, chain, self.limit):
             address, _, port = share.target.rpartition(":")
             key, position = share.rule
@@ -197,6 +202,47 @@ class _PortReader(msgspec.Struct, frozen=True):
                 count.bytes,
                 key.chain,
             )
+
+
+class _PortReader(msgspec.Struct, frozen=True):
+    chains: ServiceChains
+    name: PortName
+    health_check_node_port: int
+
+    def views(self, rules: FrontendRules) -> Iterable[ServiceView]:
+        policies = {policy: _PolicyRules() for policy in Policy}
+        frontends = [rule.frontend for rule in rules.serving]
+        balancers = {
+            frontend.address for frontend in frontends if frontend.kind is FrontendKind.LOAD_BALANCER_IP
+        }
+        for rule in rules.serving:
+            _add_route(policies, rule.frontend, self.chains.route(rule.target), balancers)
+        for rule in rules.rejecting:
+            _add_rejection(policies, rule)
+        for policy, collected in policies.items():
+            if collected.frontends or collected.from_this_node:
+                yield self._view(policy, collected)
+
+    def _view(self, policy: Policy, collected: _PolicyRules) -> ServiceView:
+        endpoints = tuple(self.chains.endpoints(collected.chain)) if collected.chain else ()
+        name = self.name
+        return ServiceView(
+            namespace=name.namespace,
+            service=name.service,
+            port=name.port,
+            protocol=name.protocol,
+            family=self.chains.family,
+            policy=policy,
+            verdict=PacketVerdict.DNAT if endpoints else collected.rejection or PacketVerdict.PASS,
+            frontends=_by_kind(collected.frontends),
+            from_this_node=_by_kind(collected.from_this_node),
+            endpoints=endpoints,
+            affinity_seconds=self.chains.affinity_seconds(collected.chain) if collected.chain else None,
+            source_ranges=collected.source_ranges,
+            health_check_node_port=self.health_check_node_port or None if policy is Policy.LOCAL else None,
+            chain=collected.chain if endpoints else None,
+            quarantined=collected.quarantined,
+        )
 
 
 def _add_route(

@@ -6,6 +6,7 @@ from typing import Self
 import msgspec
 
 from pykubeproxy.inspect.dump.model import FrontendRules, find_ports
+from pykubeproxy.inspect.node import NodeRules
 from pykubeproxy.inspect.routes import RulePosition, chains_from, filter_rules
 from pykubeproxy.inspect.targets import ServiceFilter
 from pykubeproxy.objects import Family
@@ -88,6 +89,15 @@ class RenderReport(Report, frozen=True, kw_only=True):
                 for ruleset in rulesets
             ],
         )
+
+
+def node_listing(rules: NodeRules, filter_: ServiceFilter) -> str:
+    """Return the rules of the matching services that a proxy of any mode wrote; "" if there are none."""
+    if not rules.nftables or not rules.in_nftables_mode:
+        return listing(rules.ruleset, filter_)
+    from pykubeproxy.inspect.dump.nftables import nft_listing  # few nodes have such rules
+
+    return nft_listing(rules.nftables, filter_)
 
 
 def listing(ruleset: Ruleset, filter_: ServiceFilter) -> str:

@@ -5,7 +5,7 @@ from itertools import groupby
 
 import msgspec
 
-from pykubeproxy.inspect.dump.model import EndpointView, ServiceView, in_order, views
+from pykubeproxy.inspect.dump.model import EndpointView, ServiceView, in_order, node_views
 from pykubeproxy.inspect.node import NodeState, UnknownNode
 from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.inspect.targets import ServiceFilter
@@ -85,9 +85,7 @@ def dumped(found: NodeState | UnknownNode, query: ServiceFilter) -> DumpedNode:
             unread=found.reason,
             other_proxy=found.by_design,
         )
-    services = in_order(
-        view for rules in found.rules.values() for view in views(rules.ruleset, rules.counters, query)
-    )
+    services = in_order(view for rules in found.rules.values() for view in node_views(rules, query))
     origin = found.origin
     return DumpedNode(
         found.name or None, origin.proxy or None, origin.pod or None, found.remarks, services=services

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pykubeproxy.inspect.explain import sentences
+from pykubeproxy.inspect.node import NodeRules
 from pykubeproxy.inspect.routes import PacketVerdict, Policy
 from pykubeproxy.inspect.targets import ServiceFilter
 from pykubeproxy.objects import EndpointSlice, Family, Key, Node, Service, address_and_port
 from pykubeproxy.rules import names
 from pykubeproxy.rules.context import RuleContext
-from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.endpoints import ResolvedEndpoint, Skipped, SkipReason, slice_skip_reason
 from pykubeproxy.services.ports import (
@@ -403,24 +403,24 @@ def _policy_on_all_nodes(answers: Sequence[ExplainedPolicy]) -> ExplainedPolicy:
 
 
 def agreement(
-    node: str, services: Iterable[Explanation], rulesets: Mapping[Family, Ruleset]
+    node: str, services: Iterable[Explanation], rules: Mapping[Family, NodeRules]
 ) -> RulesAgreement:
     """Compare each service port. `services` are explained for this node alone; families without rules are left out."""
-    found = tuple(sentence for service in services for sentence in _of_service(service, rulesets))
+    found = tuple(sentence for service in services for sentence in _of_service(service, rules))
     return RulesAgreement(node, not found, found)
 
 
-def _of_service(explanation: Explanation, rulesets: Mapping[Family, Ruleset]) -> Iterator[str]:
-    from pykubeproxy.inspect.dump.model import views
+def _of_service(explanation: Explanation, rules: Mapping[Family, NodeRules]) -> Iterator[str]:
+    from pykubeproxy.inspect.dump.model import node_views
 
     query = ServiceFilter(explanation.service.namespace, explanation.service.name)
     found = {
         (view.name, view.family, view.policy): view
-        for ruleset in rulesets.values()
-        for view in views(ruleset, {}, query)
+        for family_rules in rules.values()
+        for view in node_views(family_rules, query)
     }
     names = {(name, family) for name, family, _ in found}
-    for port in (port for port in explanation.ports if port.family in rulesets):
+    for port in (port for port in explanation.ports if port.family in rules):
         title = f"{port.name} {port.name.protocol} {port.family.value}"
         if (port.name, port.family) not in names:
             yield f"{title}: the rules do not have it."

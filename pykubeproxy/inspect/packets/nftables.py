@@ -31,7 +31,7 @@ from pykubeproxy.inspect.packets.rule_set import (
     Split,
 )
 from pykubeproxy.objects import Family, address_and_port, family_of
-from pykubeproxy.rules.nft_list import Json, NftRule, NftRuleset, NftSet, SetKey
+from pykubeproxy.rules.nft_list import Json, NftRule, NftRuleset, NftSet, SetKey, anonymous_elements
 from pykubeproxy.rules.nft_text import expression_text, rule_text, statement_text
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.wording import listed, percent
@@ -693,16 +693,11 @@ class _Sets:
         return self._known[case]
 
     def _read(self, table: str, data: Json, types: Sequence[_Type], is_map: bool) -> Iterator[_Element]:
-        match data:
-            case str() if data.startswith("@"):
-                found = self._sets.get(SetKey(table, data[1:]))
-                elements: Sequence[Json] = found.elements if found else ()
-            case {"set": list(elements)}:
-                pass
-            case {"set": single}:
-                elements = (single,)
-            case _:
-                elements = (data,)
+        if isinstance(data, str) and data.startswith("@"):
+            found = self._sets.get(SetKey(table, data[1:]))
+            elements = found.elements if found else ()
+        else:
+            elements = anonymous_elements(data)
         for one in elements:
             key, value = one if is_map and isinstance(one, list) else (one, True)
             yield _Element(_key_parts(key, types), value)
