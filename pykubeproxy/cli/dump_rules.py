@@ -176,6 +176,8 @@ def _watch(source: NodeSource, question: Question, *, required: bool) -> None:
     def read() -> tuple[Sequence[ServiceView], NodeState]:
         (found,) = source.nodes(question)
         assert isinstance(found, NodeState), "this node is read or an error"
+        if found.in_nftables_mode:
+            raise click.ClickException("rules of kube-proxy in nftables mode have no counters; remove --watch")
         return dumped(found, question.service).services, found
 
     views, found = read()
@@ -201,7 +203,7 @@ def _watch(source: NodeSource, question: Question, *, required: bool) -> None:
 def _report_none(query: ServiceFilter, place: str, required_in: Iterable[NodeRules] | None) -> None:
     """Print to standard error that there are no rules. Raises ClickException if they are required in some tables."""
     if required_in is not None:
-        known = services_of(rules.ruleset for rules in required_in)
+        known = services_of(required_in)
         advice = suggestion(f"{query.namespace}/{query.name}", sorted(str(service.key) for service in known))
         otherwise = "run dump-rules without SERVICE to list the services that have"
         raise click.ClickException(f"there are no rules for {query} {place}; {advice or otherwise}")

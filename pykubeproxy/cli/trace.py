@@ -155,7 +155,7 @@ def trace(
         entry=directory.here,
     )
     # Live chains are read when the packet reaches them.
-    (state,) = rules.nodes(Question((connection.family,), lazily=True, nftables=True))
+    (state,) = rules.nodes(Question((connection.family,), lazily=True, nftables=True, firewalls=True))
     assert isinstance(state, NodeState), "these sources yield a node or raise"
     state = msgspec.structs.replace(state, node=Node(directory.here), config=config)
     found = trace_on_node(state, connection, directory, origin=origin_kind, interface=in_interface)
@@ -296,7 +296,7 @@ def _reader(access: "NodeAccess", directory: Directory) -> ReadNodes:
 
     def read(names: Collection[str]) -> Mapping[str, NodeState | UnknownNode]:
         if wanted := [name for name in names if name not in known]:
-            for found in source.nodes(Question(nodes=wanted, nftables=True)):
+            for found in source.nodes(Question(nodes=wanted, nftables=True, firewalls=True)):
                 known[found.name] = found
                 echo_notes({found.name: found.remarks} if isinstance(found, NodeState) else {})
         absent = {name: UnknownNode(Node(name), "there is no Node of this name") for name in names}

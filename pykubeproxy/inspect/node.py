@@ -150,7 +150,8 @@ class Question(msgspec.Struct, frozen=True):
     - `lazily`: a chain is read when a packet reaches it
     - `facts`: with facts about the kernel
     - `addresses`: the addresses of the node's interfaces matter to these facts
-    - `nftables`: with tables of nftables; a node whose proxy uses them is unknown otherwise
+    - `nftables`: with the tables of a kube-proxy in nftables mode, whose node is unknown otherwise
+    - `firewalls`: with the tables of nftables of other programs, too
     - `nodes`: the names of the nodes; empty for all of the source
     """
 
@@ -161,6 +162,7 @@ class Question(msgspec.Struct, frozen=True):
     facts: bool = False
     addresses: bool = False
     nftables: bool = False
+    firewalls: bool = False
     nodes: Collection[str] = ()
 
 

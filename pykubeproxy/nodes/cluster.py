@@ -45,6 +45,7 @@ _SILENCE = 30.0
 # iptables-nft-save prints this warning to stdout or stderr, depending on version.
 _LEGACY_TOO = "-legacy tables present"
 _IPVS = "--match-set KUBE-"
+_ALL_IPTABLES = Question()
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -87,7 +88,7 @@ class ClusterNodes(msgspec.Struct, frozen=True):
         """Yield each node when it has been read. Raises ReadError if the pods cannot be listed. See NodeSource."""
         wanted = [node for node in self.wanted if not question.nodes or node.name in question.nodes]
         if wanted:
-            read = partial(read_node, self.access, nftables=question.nftables)
+            read = partial(read_node, self.access, question=question)
             for found in on_each_node(self.access, read, wanted, self.advance):
                 yield _only(found, question.families)
 
@@ -127,14 +128,11 @@ def find_node_pods(access: NodeAccess, nodes: Sequence[Node]) -> NodePods:
 
 
 def read_node(
-    access: NodeAccess, node: Node, pods: NodePods, *, nftables: bool = False
+    access: NodeAccess, node: Node, pods: NodePods, *, question: Question = _ALL_IPTABLES
 ) -> NodeState | UnknownNode:
-    """Read the tables of one node; in a debug pod if its proxy has no pod that can print them.
-
-    With `nftables`, those of nftables too; without, a node whose proxy uses them is unknown.
-    """
+    """Read the tables of one node; in a debug pod if its proxy has no pod that can print them."""
     proxy = pods.proxy(node)
-    found = _read_node(access, node, proxy, pods.others.get(node.name, ""), nftables)
+    found = _read_node(access, node, proxy, pods.others.get(node.name, ""), question)
     if proxy and isinstance(found, UnknownNode):
         return msgspec.structs.replace(found, proxy=str(proxy), pod=str(proxy.pod))
     return found
@@ -146,9 +144,13 @@ def is_windows(node: Node) -> bool:
 
 
 def _read_node(
-    access: NodeAccess, node: Node, proxy: ProxyPod | None, other: str, nftables: bool
+    access: NodeAccess, node: Node, proxy: ProxyPod | None, other: str, question: Question
 ) -> NodeState | UnknownNode:
-    if proxy and proxy.mode_flag in _OTHER_MODES and not (nftables and proxy.mode_flag == "nftables"):
+    if (
+        proxy
+        and proxy.mode_flag in _OTHER_MODES
+        and not (question.nftables and proxy.mode_flag == "nftables")
+    ):
         return _in_other_mode(node, proxy.mode_flag, proxy)
     if is_windows(node):
         return UnknownNode(
@@ -163,7 +165,7 @@ def _read_node(
     for container in containers:
         try:
             with container as opened:
-                return _read(access.client, node, opened, proxy, other, nftables)
+                return _read(access.client, node, opened, proxy, other, question)
         except NotInImage as failure:
             found = UnknownNode(node, f"{failure}; use --debug-image IMAGE with an image that has it")
         except (Failure, InvalidSave) as failure:
@@ -189,7 +191,7 @@ def _read(
     container: ContainerRef,
     proxy: ProxyPod | None,
     other: str,
-    with_nftables: bool,
+    question: Question,
 ) -> NodeState | UnknownNode:
     """Read the tables, and tell the proxy's mode by them. Raises Failure and InvalidSave."""
     printed = _printed_tables(client, container)
@@ -199,12 +201,16 @@ def _read(
     rules = {
         table.ruleset.family: NodeRules(table.ruleset, table.counters, table.backend) for table in used.tables
     }
-    native, left_out = _nftables(client, container, used.tables) if with_nftables else (None, ())
-    for family, ruleset in (native or {}).items():
+    served = any(NAT_SERVICES in table.ruleset.chains for table in used.tables)
+    native: Mapping[Family, NftRuleset] = {}
+    left_out: Sequence[str] = ()
+    if question.firewalls or (question.nftables and not served):
+        native, left_out = _nftables(client, container, used.tables)
+    for family, ruleset in native.items():
         if ruleset.chains:
             known = rules.get(family, NodeRules(Ruleset(family, {})))
             rules[family] = msgspec.structs.replace(known, nftables=ruleset)
-    if any(NAT_SERVICES in one.ruleset.chains or one.in_nftables_mode for one in rules.values()):
+    if served or any(one.in_nftables_mode for one in rules.values()):
         return NodeState(
             node=node,
             origin=Origin(
@@ -216,7 +222,7 @@ def _read(
             unread={unread_rules(family): reason for family, reason in printed.unread.items()},
             remarks=(*remarks(printed.unread, used.other), *left_out),
         )
-    if not with_nftables and _has_nftables_proxy(client, container):
+    if not question.nftables and _has_nftables_proxy(client, container):
         return _in_other_mode(node, "nftables", proxy)
     if other:
         return UnknownNode(node, f"runs {other} and has no rules of kube-proxy", by_design=True)

@@ -78,11 +78,11 @@ def _rules_directory(source: NodeSource, targets: Sequence[Target]) -> Directory
     for target in targets:
         if target.kind is TargetKind.SERVICE:
             for query in (ServiceFilter(target.namespace, target.name), ServiceFilter()):
-                states = _states(source, Question(service=query))
-                rulesets = (rules.ruleset for state in states for rules in state.rules.values())
-                if services := services_of(rulesets, query):
+                states = _states(source, Question(service=query, nftables=True))
+                rules = (family_rules for state in states for family_rules in state.rules.values())
+                if services := services_of(rules, query):
                     break
-    states = states or _states(source, Question(lazily=True))
+    states = states or _states(source, Question(lazily=True, nftables=True))
     return Directory(
         states[0].origin.place if states else "in the rules",
         advice={

@@ -10,7 +10,7 @@ from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.check import from_outside
 from pykubeproxy.inspect.check.firewalls import firewalls
 from pykubeproxy.inspect.check.report import CheckedNode, CheckReport, Finding, check_report, checked_node
-from pykubeproxy.inspect.node import NodeState, UnknownNode, unread_rules
+from pykubeproxy.inspect.node import NodeState, Question, UnknownNode, unread_rules
 from pykubeproxy.inspect.status import ProxyStatus, StatusReport, agent_status, status_report
 from pykubeproxy.nodes.cluster import NodeAccess, NodePods, on_each_node, read_node
 from pykubeproxy.nodes.proxies import ProxyPod
@@ -64,7 +64,11 @@ def _proxy_state(
     """Return the state of the proxy of a node; our agents are asked with a command such as "status"."""
     proxy = pods.proxy(node)
     if proxy is None or not proxy.ours or not proxy.pod.runs:
-        return ProxyState(node, proxy, read_node(access, node, pods, nftables=command == "check"))
+        return ProxyState(
+            node,
+            proxy,
+            read_node(access, node, pods, question=Question(nftables=True, firewalls=command == "check")),
+        )
     try:
         answer = run_in_pod(access.client, proxy.target, ("pykubeproxy", command, "-o", "json"))
         if answer.output.lstrip().startswith(b"{"):

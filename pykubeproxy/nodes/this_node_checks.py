@@ -110,7 +110,7 @@ def _firewalls(backend: Backend) -> Iterator[Finding]:
     try:
         if not nftables.native_tables():
             return
-        (state,) = LiveNode(backend.value).nodes(Question(lazily=True, nftables=True))
+        (state,) = LiveNode(backend.value).nodes(Question(lazily=True, nftables=True, firewalls=True))
     except (OSError, ReadError):  # other findings say so
         return
     for remark in state.remarks:

@@ -133,13 +133,10 @@ def node_views(rules: NodeRules, filter_: ServiceFilter | None = None) -> tuple[
     """Return the matching services that a proxy of any mode serves on a node."""
     if not rules.nftables or not rules.in_nftables_mode:
         return views(rules.ruleset, rules.counters, filter_)
-    from pykubeproxy.inspect.dump.nftables import (  # few nodes have such rules
-        NftServiceChains,
-        find_nft_ports,
-    )
+    from pykubeproxy.inspect.dump.nftables import NftServiceChains  # few nodes have such rules
 
     chains = NftServiceChains(rules.nftables)
-    ports = find_nft_ports(rules.nftables, filter_ or ServiceFilter())
+    ports = _ports_of(rules, filter_ or ServiceFilter())
     return tuple(view for name, found in ports.items() for view in _PortReader(chains, name, 0).views(found))
 
 
@@ -339,11 +336,11 @@ _FIELDS = {
 }
 
 
-def services_of(rulesets: Iterable[Ruleset], filter_: ServiceFilter | None = None) -> tuple[Service, ...]:
+def services_of(families: Iterable[NodeRules], filter_: ServiceFilter | None = None) -> tuple[Service, ...]:
     """Return the matching Services with the frontends that the rules of both families serve or reject."""
     found: dict[PortName, list[Frontend]] = {}
-    for ruleset in rulesets:
-        for name, rules in find_ports(ruleset, filter_ or ServiceFilter()).items():
+    for family_rules in families:
+        for name, rules in _ports_of(family_rules, filter_ or ServiceFilter()).items():
             found.setdefault(name, []).extend(rule.frontend for rule in (*rules.serving, *rules.rejecting))
     services: dict[Key, Service] = {}
     for name, frontends in found.items():
@@ -351,6 +348,14 @@ def services_of(rulesets: Iterable[Ruleset], filter_: ServiceFilter | None = Non
         if name.namespace and name.protocol.upper() in _PROTOCOLS:
             services[name.service_key] = _with_port(services.get(name.service_key), name, frontends)
     return tuple(services.values())
+
+
+def _ports_of(rules: NodeRules, filter_: ServiceFilter) -> Mapping[PortName, FrontendRules]:
+    if not rules.nftables or not rules.in_nftables_mode:
+        return find_ports(rules.ruleset, filter_)
+    from pykubeproxy.inspect.dump.nftables import find_nft_ports  # few nodes have such rules
+
+    return find_nft_ports(rules.nftables, filter_)
 
 
 def _with_port(service: Service | None, name: PortName, frontends: Iterable[Frontend]) -> Service:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from pykubeproxy.cli import diff as module
 from pykubeproxy.inspect.diff import rounds
 from pykubeproxy.inspect.diff.report import NodeResult, NodeVerdict
-from pykubeproxy.inspect.node import NodeState, UnknownNode, unread_rules
+from pykubeproxy.inspect.node import NodeState, Question, UnknownNode, unread_rules
 from pykubeproxy.nodes import cluster as nodes_of_clusters
 from pykubeproxy.nodes.cluster import NodeAccess, remarks
 from pykubeproxy.objects import Family, Node
@@ -55,7 +55,7 @@ def _api_server(
     def objects(_: object) -> Cluster:
         return now
 
-    def read_node(_: object, node: Node, __: object, *, nftables: bool) -> NodeState | UnknownNode:
+    def read_node(_: object, node: Node, __: object, *, question: Question) -> NodeState | UnknownNode:
         one = known[node.name]
         if one.kind is NodeKind.IPVS:
             reason = "runs kube-proxy in IPVS mode"

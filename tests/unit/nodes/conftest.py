@@ -42,6 +42,9 @@ def read(client: Client) -> Callable[..., dict[str, NodeState | UnknownNode]]:
             access = NodeAccess(
                 client, pod_selector, pod_namespace, debug_pods if debug_image else None, at_once
             )
-            return {it.node.name: it for it in ClusterNodes(access, nodes).nodes(Question(nftables=nftables))}
+            return {
+                it.node.name: it
+                for it in ClusterNodes(access, nodes).nodes(Question(nftables=nftables, firewalls=nftables))
+            }
 
     return outcome
