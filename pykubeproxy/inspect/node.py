@@ -20,6 +20,8 @@ from pykubeproxy.rules.ruleset import Counters, Ruleset
 from pykubeproxy.wording import listed
 
 _MOST_NAMED = 3
+# The key of the tables of nftables in `NodeState.unread`.
+UNREAD_NFTABLES = "nftables"
 
 
 def unread_rules(family: Family) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from pykubeproxy.inspect.node import (
+    UNREAD_NFTABLES,
     NodeRules,
     NodeState,
     Origin,
@@ -203,9 +204,12 @@ def _read(
     }
     served = any(NAT_SERVICES in table.ruleset.chains for table in used.tables)
     native: Mapping[Family, NftRuleset] = {}
-    left_out: Sequence[str] = ()
+    without_nft = ""
     if question.firewalls or (question.nftables and not served):
-        native, left_out = _nftables(client, container, used.tables)
+        try:
+            native = _nftables(client, container, used.tables)
+        except NotInImage:
+            without_nft = f"pod {container} has no nft" if question.firewalls else ""
     for family, ruleset in native.items():
         if ruleset.chains:
             known = rules.get(family, NodeRules(Ruleset(family, {})))
@@ -219,8 +223,9 @@ def _read(
             rules=rules,
             network=NodeNetwork(frozenset(node.addresses)),
             other_backend=used.other,
-            unread={unread_rules(family): reason for family, reason in printed.unread.items()},
-            remarks=(*remarks(printed.unread, used.other), *left_out),
+            unread={unread_rules(family): reason for family, reason in printed.unread.items()}
+            | ({UNREAD_NFTABLES: without_nft} if without_nft else {}),
+            remarks=(*remarks(printed.unread, used.other, without_nft), *nftables_remarks(native.values())),
         )
     if not question.nftables and _has_nftables_proxy(client, container):
         return _in_other_mode(node, "nftables", proxy)
@@ -230,11 +235,16 @@ def _read(
     return UnknownNode(node, f"no service-proxy rules{advice}")
 
 
-def remarks(unread: Mapping[Family, str], other: str) -> Sequence[str]:
-    """Say what the tables do not show; `other` is the other backend, if it has service-proxy rules too."""
+def remarks(unread: Mapping[Family, str], other: str, without_nft: str = "") -> Sequence[str]:
+    """Say what the tables do not show.
+
+    `other` is the other backend, if it has service-proxy rules too, and `without_nft` why tables of nftables are unread.
+    """
     remarks = [f"{family.value} rules could not be read: {reason}" for family, reason in unread.items()]
     if other:
         remarks.append(f"the {other} tables have service-proxy rules too, and packets pass both")
+    if without_nft:
+        remarks.append(f"tables of nftables could not be read: {without_nft}")
     return remarks
 
 
@@ -295,13 +305,10 @@ def _has_nftables_proxy(client: Client, container: ContainerRef) -> bool:
 
 def _nftables(
     client: Client, container: ContainerRef, iptables: Sequence[SavedTables]
-) -> tuple[Mapping[Family, NftRuleset], Sequence[str]]:
-    """Return the tables of nftables by family, and remarks about what is left out. Raises Failure, InvalidSave."""
+) -> Mapping[Family, NftRuleset]:
+    """Return the tables of nftables by family. Raises NotInImage, Failure, InvalidSave."""
     of_iptables = {name for table in iptables if table.backend == "nft" for name in table.ruleset.tables()}
-    try:
-        listing = run_in_pod(client, container, ("nft", "list", "tables")).output.decode()
-    except NotInImage:
-        return {}, [f"pod {container} has no nft, so tables of nftables are not read"]
+    listing = run_in_pod(client, container, ("nft", "list", "tables")).output.decode()
     texts = []
     for _, family, name in (line.split() for line in listing.splitlines()):
         if family != "arp" and not (family in ("ip", "ip6") and name in of_iptables):
@@ -310,8 +317,7 @@ def _nftables(
             if printed.exit_code:
                 raise Failure(f"`{' '.join(command)}` in pod {container} failed: {one_line(printed.errors)}")
             texts.append(printed.output)
-    found = read_nft_lists(texts, f"nft in pod {container}")
-    return found, [*nftables_remarks(found.values())]
+    return read_nft_lists(texts, f"nft in pod {container}")
 
 
 def _save(client: Client, container: ContainerRef, program: str) -> _PrintedTables:

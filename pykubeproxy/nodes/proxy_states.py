@@ -9,8 +9,15 @@ import msgspec
 from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.check import from_outside
 from pykubeproxy.inspect.check.firewalls import firewalls
-from pykubeproxy.inspect.check.report import CheckedNode, CheckReport, Finding, check_report, checked_node
-from pykubeproxy.inspect.node import NodeState, Question, UnknownNode, unread_rules
+from pykubeproxy.inspect.check.report import (
+    Check,
+    CheckedNode,
+    CheckReport,
+    Finding,
+    check_report,
+    checked_node,
+)
+from pykubeproxy.inspect.node import UNREAD_NFTABLES, NodeState, Question, UnknownNode, unread_rules
 from pykubeproxy.inspect.status import ProxyStatus, StatusReport, agent_status, status_report
 from pykubeproxy.nodes.cluster import NodeAccess, NodePods, on_each_node, read_node
 from pykubeproxy.nodes.proxies import ProxyPod
@@ -212,6 +219,8 @@ def _findings(state: ProxyState[CheckReport], server: str) -> Iterator[Finding]:
                 yield from from_outside.tables(rulesets, state.backend, read.other_backend)
             for family, rules in read.rules.items():
                 yield from firewalls(family, rules, read.network)
+            if reason := read.unread.get(UNREAD_NFTABLES):
+                yield Check("firewall").skip(f"tables of nftables could not be read: {reason}")
             for family in Family:
                 if reason := read.unread.get(unread_rules(family)):
                     yield from_outside.unread(reason, family)

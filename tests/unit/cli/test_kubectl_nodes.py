@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pykubeproxy.cli.kubectl import plugin
+from tests.cases import nft_list
 from tests.fakes.faulty_apiserver import Order
 from tests.fakes.remote_nodes import AGENT, KUBELET_ONLY, SERVING, RemoteNodes
 
@@ -28,6 +29,19 @@ STATUS = {
     "nodeEligible": True,
     "families": [],
 }
+
+
+DROPPING = {
+    "family": "inet",
+    "table": "fw",
+    "name": "in",
+    "type": "filter",
+    "hook": "forward",
+    "prio": 1,
+    "policy": "drop",
+}
+# nft prints the same for each table.
+NFT_NODE = json.dumps({"nftables": [{"chain": DROPPING}, *json.loads(nft_list("nodeport"))["nftables"]]})
 
 
 def status_of(agent: dict[str, Any]) -> str:
@@ -184,7 +198,22 @@ def test_family_that_cannot_be_read_is_named(cluster: RemoteNodes) -> None:
     assert " ".join(invoke("status", "--node", "n1").stdout.split()).endswith(NO_IPV6)
     (entry,) = printed("check", "--node", "n1")["nodes"]
     assert not entry["complete"]
-    assert [it["family"] for it in entry["checks"] if it["level"] == "skip"] == ["IPv6"]
+    skipped = [(it["check"], it["family"]) for it in entry["checks"] if it["level"] == "skip"]
+    assert skipped == [("firewall", None), ("tables", "IPv6")]
+
+
+def test_node_in_nftables_mode(cluster: RemoteNodes) -> None:
+    """Its firewall drops what it forwards."""
+    cluster.saves("p1", "nft", KUBELET_ONLY, KUBELET_ONLY)
+    cluster.nft("p1", "table ip kube-proxy\ntable inet fw\n", NFT_NODE)
+    assert "node port 192.168.99.10:30080" in invoke("dump-rules", "--node", "n1").stdout
+    (entry,) = printed("status", "--node", "n1")["nodes"]
+    assert (entry["mode"], entry["state"], entry["problem"]) == ("nftables", "ready", "")
+    (entry,) = printed("check", "--node", "n1")["nodes"]
+    found = {it["check"]: it for it in entry["checks"]}
+    assert found["mode"]["message"] == "the node runs kube-proxy v1.35.1 in nftables mode"
+    assert found["firewall"]["level"] == "warn"
+    assert "chain in of nftables table inet fw drops packets to " in found["firewall"]["message"]
 
 
 def test_windows_node(cluster: RemoteNodes) -> None:

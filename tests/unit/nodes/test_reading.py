@@ -111,7 +111,7 @@ def test_tables_beside_those_of_iptables(cluster: RemoteNodes, read: Read) -> No
     cluster.saves("p1", "nft", SERVING)
     without = read(nftables=True)["n1"]
     assert isinstance(without, NodeState)
-    assert list(without.remarks) == ["pod kube-system/p1 has no nft, so tables of nftables are not read"]
+    assert list(without.remarks) == ["tables of nftables could not be read: pod kube-system/p1 has no nft"]
     cluster.nft("p1", "table inet firewalld\n", FIREWALLD.read_text())
     outcome = read(nftables=True)["n1"]
     assert isinstance(outcome, NodeState)
