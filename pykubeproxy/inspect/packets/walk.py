@@ -277,15 +277,14 @@ class _ChainWalk:
             split = rule.split(packet, self._walker.network)
             reason = rule.reason(packet, self._walker.network, split) if self._walker.record else ""
             if reason and not split.matched:
-                self._step(key, rule, reason)
+                self._step(key, rule, reason, packet)
             for missed, share in split.missed:
                 add(onward, missed, passage.part(share))
             for effect, share in split.matched:
                 part = passage.part(share)
-                does, to = _done(packet, effect)
-                if does == "dnat":
+                if DNAT in effect.packet.states[len(packet.states) :]:
                     part = part._replace(translated_in=key)
-                step = self._step(key, rule, reason, effect, does, to)
+                step = self._step(key, rule, reason, packet, effect) if self._walker.record else None
                 self._take(key, effect, part, step, onward, returned)
         return onward
 
@@ -300,7 +299,7 @@ class _ChainWalk:
     ) -> None:
         """Apply the effect of a rule on packets that match it."""
         packet = effect.packet
-        if to := self._rules.jump(key, effect.jump):
+        if effect.jump and (to := self._rules.jump(key, effect.jump)):
             back = returned if effect.goto else onward
             for left, left_passage in self._chain(to, {packet: passage}).items():
                 add(back, left, left_passage)
@@ -321,14 +320,12 @@ class _ChainWalk:
         key: ChainKey,
         rule: PacketRule,
         reason: str,
+        packet: Packet,
         effect: RuleEffect | None = None,
-        does: str = "",
-        to: str = "",
-    ) -> Step | None:
+    ) -> Step:
         """Record that packets meet a rule; without an effect they do not match."""
-        if not self._walker.record:
-            return None
         self._walker.limit.count(_COST_OF_STEP)
+        does, to = _done(packet, effect) if effect else ("", "")
         remark = effect.remark if effect else ""
         if does == "jump" and not self._rules.jump(key, to):
             does, to, remark = "", "", f"{NOT_KNOWN} {to} and assumes that the packet continues"
