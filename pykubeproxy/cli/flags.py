@@ -125,7 +125,7 @@ rules_option = option(
     type=click.Path(allow_dash=True),
     multiple=True,
     metavar="FILE",
-    help="Read rules from output of iptables-save, ip6tables-save or, for trace, `nft -j list ruleset`, plain or gzip, in"
+    help="Read rules from output of iptables-save, ip6tables-save or `nft -j list ruleset`, plain or gzip, in"
     ' FILE or "-" instead of the live rules; this needs no root. Repeatable.',
     group=SOURCE,
 )
