@@ -13,7 +13,7 @@ from pykubeproxy.rules.save_files import InvalidSave, check_targets
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
-COMMAND = "nft -j list ruleset"
+_ADVICE = "give the unchanged output of `nft -j list ruleset`"
 # The families of tables that packets of a family meet.
 _FAMILIES = {Family.IPV4: ("ip", "inet"), Family.IPV6: ("ip6", "inet")}
 _HOOKS = frozenset(name.lower() for name in BUILT_IN)
@@ -158,7 +158,7 @@ def read_nft_lists(texts: Iterable[str | bytes], name: str) -> Mapping[Family, N
         try:
             items += msgspec.json.decode(text, type=_Listing).nftables
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise InvalidSave(f"{name}: {error}; give the unchanged output of `{COMMAND}`") from None
+            raise InvalidSave(f"{name}: {error}; {_ADVICE}") from None
     return {family: _ruleset(family, items, name) for family in Family}
 
 
@@ -172,7 +172,7 @@ def _ruleset(family: Family, items: Sequence[_Item], name: str) -> NftRuleset:
     for rule in (item.rule for item in items if item.rule):
         key = ChainKey(f"{rule.family} {rule.table}", rule.chain)
         if key in rules:
-            rules[key].append(NftRule(bytes(rule.expr), rule.comment))
+            rules[key].append(NftRule(_checked(rule.expr, name), rule.comment))
     named = (one for item in items if (one := item.set or item.map) and one.family in families)
     sets = {
         SetKey(f"{one.family} {one.table}", one.name): NftSet(bytes(one.elem), one.timeout) for one in named
@@ -195,6 +195,17 @@ def _ruleset(family: Family, items: Sequence[_Item], name: str) -> NftRuleset:
     except ValueError as error:
         raise InvalidSave(f"{name}: {error}") from None
     return found
+
+
+def _checked(statements: msgspec.Raw, name: str) -> bytes:
+    """Return the statements of a rule. Raises InvalidSave if they are of another form than nft prints."""
+    try:
+        found = msgspec.json.decode(statements, type=list[dict[str, msgspec.Raw]])
+    except msgspec.MsgspecError as error:
+        raise InvalidSave(f"{name}: a rule is invalid: {error}; {_ADVICE}") from None
+    if any(len(statement) != 1 for statement in found):
+        raise InvalidSave(f"{name}: a rule is invalid: a statement has several kinds; {_ADVICE}")
+    return bytes(statements)
 
 
 def _is_of_iptables(chain: _Chain) -> bool:

@@ -135,7 +135,7 @@ def node_views(rules: NodeRules, filter_: ServiceFilter | None = None) -> tuple[
         return views(rules.ruleset, rules.counters, filter_)
     from pykubeproxy.inspect.dump.nftables import NftServiceChains  # few nodes have such rules
 
-    chains = NftServiceChains(rules.nftables)
+    chains = NftServiceChains(rules.nftables, rule_limit())
     ports = _ports_of(rules, filter_ or ServiceFilter())
     return tuple(view for name, found in ports.items() for view in _PortReader(chains, name, 0).views(found))
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from pykubeproxy.inspect.dump.model import EndpointView, FrontendRules
+from pykubeproxy.inspect.limit import RuleLimit
 from pykubeproxy.inspect.routes import FrontendRule, Policy, PolicyRoute
 from pykubeproxy.inspect.targets import ServiceFilter, parse_title
 from pykubeproxy.objects import Family
@@ -24,7 +25,7 @@ def nft_frontends(ruleset: NftRuleset) -> Iterator[FrontendRule]:
     """
     table = _table(ruleset.family)
     limited = {expression_text(_key(one)): verdict for one, verdict in _map(ruleset, "firewall-ips")}
-    cluster_ips = set(_elements(ruleset, "cluster-ips"))
+    cluster_ips = {expression_text(one) for one in _elements(ruleset, "cluster-ips")}
     node_addresses = (
         _elements(ruleset, "nodeport-ips") if SetKey(table, "nodeport-ips") in ruleset.sets else ()
     )
@@ -38,11 +39,11 @@ def nft_frontends(ruleset: NftRuleset) -> Iterator[FrontendRule]:
                     to = _rejection(verdict) if rejected else target
                     for at in address or node_addresses or (ANY_LOCAL,):
                         kind = FrontendKind.NODE_PORT if not address else FrontendKind.EXTERNAL_IP
-                        if address and at in cluster_ips:
+                        if address and expression_text(at) in cluster_ips:
                             kind = FrontendKind.CLUSTER_IP
                         elif target.startswith("firewall-"):
                             kind = FrontendKind.LOAD_BALANCER_IP
-                        frontend = Frontend(kind, str(at), port)
+                        frontend = Frontend(kind, expression_text(at), port)
                         yield FrontendRule(title or nft_title(target), protocol.upper(), frontend, to, ())
 
 
@@ -71,6 +72,7 @@ class NftServiceChains(msgspec.Struct, frozen=True):
     """The chains of service ports. Their rules have no counters."""
 
     ruleset: NftRuleset
+    limit: RuleLimit
 
     @property
     def family(self) -> Family:
@@ -93,20 +95,26 @@ class NftServiceChains(msgspec.Struct, frozen=True):
     def endpoints(self, chain: str, weight: float = 1.0) -> Iterator[EndpointView]:
         """Yield the endpoints over which a chain balances."""
         for statements in self._rules(chain):
+            self.limit.count(1)
             match statements[-1]:
                 case {
                     "dnat": {
                         "addr": {"map": {"key": {"numgen": {"mod": int(mod)}}, "data": {"set": list(chosen)}}}
                     }
-                }:
-                    for _, to in chosen:
-                        address, port = to["concat"]
-                        yield EndpointView(address, port, round(weight / mod, 9), 0, 0, chain)
+                } if mod > 0:
+                    for one in chosen:
+                        match one:
+                            case [_, {"concat": [str(address), int(port)]}]:
+                                yield EndpointView(address, port, round(weight / mod, 9), 0, 0, chain)
                 case {"dnat": {"addr": str(address), "port": int(port)}}:
                     yield EndpointView(address, port, round(weight, 9), 0, 0, chain)
-                case {"vmap": {"key": {"numgen": {"mod": int(mod)}}, "data": {"set": list(chosen)}}}:
-                    for _, verdict in chosen:
-                        yield from self.endpoints(_target(verdict), weight / mod)
+                case {"vmap": {"key": {"numgen": {"mod": int(mod)}}, "data": {"set": list(chosen)}}} if (
+                    mod > 0
+                ):
+                    for one in chosen:
+                        match one:
+                            case [_, verdict]:
+                                yield from self.endpoints(_target(verdict), weight / mod)
 
     def affinity_seconds(self, chain: str) -> int | None:
         """Return the timeout of session affinity; None without affinity."""
@@ -119,7 +127,7 @@ class NftServiceChains(msgspec.Struct, frozen=True):
 
     def _rules(self, chain: str) -> Iterator[list[Mapping[str, Json]]]:
         found = self.ruleset.chains.get(ChainKey(_table(self.family), chain))
-        return (list(rule.statements) for rule in (found.rules if found else ()))
+        return (list(rule.statements) for rule in (found.rules if found else ()) if rule.statements)
 
     def _ranges(self, chain: str) -> Iterator[str]:
         for statements in self._rules(chain):

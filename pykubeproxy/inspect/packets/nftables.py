@@ -256,9 +256,9 @@ class _Component(NamedTuple):
 def _component(expression: Json, packet: Packet, network: NodeNetwork) -> _Component:
     """Evaluate a part of a key. Raises _NotKnownError, _NoValueError."""
     match expression:
-        case {"numgen": {"mod": int(mod), "offset": int(first)}}:
+        case {"numgen": {"mod": int(mod), "offset": int(first)}} if mod > 0:
             return _Component("random number", _NUMBER, "", _Chance(Range(first, first + mod - 1)))
-        case {"jhash": {"mod": int(mod)}} | {"symhash": {"mod": int(mod)}}:
+        case {"jhash": {"mod": int(mod)}} | {"symhash": {"mod": int(mod)}} if mod > 0:
             return _Component("hash", _NUMBER, "", _Chance(Range(0, mod - 1)))
         case {"fib": {"result": "type", "flags": flags}}:
             return _address_type(flags, packet, network)
@@ -625,7 +625,7 @@ def _verdict(verdict: Mapping[str, Json], packet: Packet, share: float) -> RuleE
             return RuleEffect(packet, jump=target, remark=remark)
         case {"goto": {"target": str(target)}}:
             return RuleEffect(packet, jump=target, goto=True, remark=remark)
-    return RuleEffect(packet, _ENDS.get(next(iter(verdict))), remark=remark)
+    return RuleEffect(packet, _ENDS.get(next(iter(verdict), "")), remark=remark)
 
 
 def _written(packet: Packet, field: str, value: Json) -> Packet:

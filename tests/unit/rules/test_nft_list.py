@@ -58,11 +58,22 @@ def test_long_sets_are_abridged() -> None:
     assert rule_text(chain.rules[0]).endswith('3 : 10.0.0.3, … } comment "all"')
 
 
+def rule_of(statements: str) -> str:
+    chain = '{"chain": {"family": "ip", "table": "t", "name": "c"}}'
+    rule = '{"rule": {"family": "ip", "table": "t", "chain": "c", "expr": %s}}'
+    return f'{{"nftables": [{chain}, {rule % statements}]}}'
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
         ("{", "file: Input data was truncated"),
         ('{"nftables": 1}', "file: Expected `array`, got `int`"),
+        (rule_of("[1]"), "file: a rule is invalid: Expected `object`, got `int`"),
+        (
+            rule_of('[{"accept": null, "drop": null}]'),
+            "file: a rule is invalid: a statement has several kinds",
+        ),
         (
             (
                 '{"nftables": [{"chain": {"family": "ip", "table": "t", "name": "c"}},'
@@ -72,7 +83,7 @@ def test_long_sets_are_abridged() -> None:
             "file: chain c of table ip t jumps to itself, by way of c",
         ),
     ],
-    ids=["cut short", "other JSON", "a circle by way of a map"],
+    ids=["cut short", "other JSON", "no statement", "two statements", "a circle by way of a map"],
 )
 def test_invalid_listings(text: str, error: str) -> None:
     with pytest.raises(InvalidSave, match=error.replace("(", r"\(")):
