@@ -111,7 +111,7 @@ def expression_text(value: Json) -> str:
 def _other(value: Mapping[str, Json]) -> str:
     """Return an operation, a verdict in a map, or an expression of a kind that is not known."""
     for kind, operands in value.items():
-        if kind in _OPERATORS and isinstance(operands, list):
+        if kind in _OPERATORS and isinstance(operands, list) and operands:
             first, *others = operands
             return f" {kind} ".join([expression_text(first), *(_beside(first, other) for other in others)])
         if isinstance(operands, Mapping) and kind not in ("jump", "goto"):

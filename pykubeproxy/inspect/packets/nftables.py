@@ -268,7 +268,9 @@ def _component(expression: Json, packet: Packet, network: NodeNetwork) -> _Compo
             return _field(expression_text(expression), packet)
         case Mapping() if (operator := next(iter(expression), "")) in _OPERATORS:
             operands = expression[operator]
-            left = _component(operands[0], packet, network) if isinstance(operands, list) else None
+            left = (
+                _component(operands[0], packet, network) if operands and isinstance(operands, list) else None
+            )
             if left and isinstance(operands, list) and isinstance(left.value, int):
                 others = [_number(left.type, operand) for operand in operands[1:]]
                 result = reduce(_OPERATORS[operator], others, left.value) & _ALL_BITS
