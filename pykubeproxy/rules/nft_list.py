@@ -104,7 +104,7 @@ def incoming_interfaces(rule: NftRule) -> Iterator[str]:
                 yield name.removesuffix("*")
 
 
-class _Chain(msgspec.Struct):
+class _ListedChain(msgspec.Struct):
     family: str
     table: str
     name: str
@@ -118,7 +118,7 @@ class _Chain(msgspec.Struct):
         return ChainKey(f"{self.family} {self.table}", self.name)
 
 
-class _Rule(msgspec.Struct):
+class _ListedRule(msgspec.Struct):
     family: str
     table: str
     chain: str
@@ -126,7 +126,7 @@ class _Rule(msgspec.Struct):
     comment: str = ""
 
 
-class _Set(msgspec.Struct):
+class _ListedSet(msgspec.Struct):
     family: str
     table: str
     name: str
@@ -134,16 +134,16 @@ class _Set(msgspec.Struct):
     timeout: int = 0
 
 
-class _Item(msgspec.Struct):
-    chain: _Chain | None = None
-    rule: _Rule | None = None
-    set: _Set | None = None
-    map: _Set | None = None
-    flowtable: _Set | None = None
+class _ListedItem(msgspec.Struct):
+    chain: _ListedChain | None = None
+    rule: _ListedRule | None = None
+    set: _ListedSet | None = None
+    map: _ListedSet | None = None
+    flowtable: _ListedSet | None = None
 
 
 class _Listing(msgspec.Struct):
-    nftables: list[_Item]
+    nftables: list[_ListedItem]
 
 
 def is_nft_list(text: str) -> bool:
@@ -153,7 +153,7 @@ def is_nft_list(text: str) -> bool:
 
 def read_nft_lists(texts: Iterable[str | bytes], name: str) -> Mapping[Family, NftRuleset]:
     """Read the tables that nft prints, in one text or in one for each table. Raises InvalidSave, which says `name`."""
-    items: list[_Item] = []
+    items: list[_ListedItem] = []
     for text in texts:
         try:
             items += msgspec.json.decode(text, type=_Listing).nftables
@@ -162,7 +162,7 @@ def read_nft_lists(texts: Iterable[str | bytes], name: str) -> Mapping[Family, N
     return {family: _ruleset(family, items, name) for family in Family}
 
 
-def _ruleset(family: Family, items: Sequence[_Item], name: str) -> NftRuleset:
+def _ruleset(family: Family, items: Sequence[_ListedItem], name: str) -> NftRuleset:
     chains = [item.chain for item in items if item.chain]
     iptables = {chain.key.table for chain in chains if _is_of_iptables(chain)}
     families = _FAMILIES[family]
@@ -208,12 +208,12 @@ def _checked(statements: msgspec.Raw, name: str) -> bytes:
     return bytes(statements)
 
 
-def _is_of_iptables(chain: _Chain) -> bool:
+def _is_of_iptables(chain: _ListedChain) -> bool:
     """Return whether a base chain is one that iptables-nft makes."""
     return chain.family in ("ip", "ip6") and chain.table in IPTABLES_TABLES and chain.name in BUILT_IN
 
 
-def _not_evaluated(items: Iterable[_Item]) -> Iterator[str]:
+def _not_evaluated(items: Iterable[_ListedItem]) -> Iterator[str]:
     for item in items:
         if item.flowtable and item.flowtable.family in _OF_IP:
             yield f"flowtable {item.flowtable.name} of table {item.flowtable.family} {item.flowtable.table}"
