@@ -177,7 +177,9 @@ def _watch(source: NodeSource, question: Question, *, required: bool) -> None:
         (found,) = source.nodes(question)
         assert isinstance(found, NodeState), "this node is read or an error"
         if found.in_nftables_mode:
-            raise click.ClickException("rules of kube-proxy in nftables mode have no counters; remove --watch")
+            raise click.ClickException(
+                "rules of kube-proxy in nftables mode have no counters; remove --watch"
+            )
         return dumped(found, question.service).services, found
 
     views, found = read()
