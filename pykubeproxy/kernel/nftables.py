@@ -57,7 +57,8 @@ def _is_of_iptables(table_family: str, name: str) -> bool:
     family = {"ip": Family.IPV4, "ip6": Family.IPV6}.get(table_family)
     if family is None or name not in IPTABLES_TABLES:
         return False
-    return any(has_chain(family, name, chain) for chain in BUILT_IN)
+    # A proxy may have no more than its canary in table mangle.
+    return any(has_chain(family, name, chain) for chain in (*BUILT_IN, "KUBE-PROXY-CANARY"))
 
 
 def print_tables(tables: Iterable[str]) -> list[str]:

@@ -1,6 +1,8 @@
 """Check that tables of nftables, such as those of firewalls, let packets to Services pass."""
 
+import ipaddress
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 
 import msgspec
@@ -62,7 +64,7 @@ def _packets(
     """Yield frontends with packets to them: those of the node, and those of others by each interface."""
     own = network.own_addresses(family)
     others = subtract(every_address(family), own)
-    primary = next((one for one in sorted(network.addresses) if family_of(one) is family), "")
+    primary = next(filter(partial(_is_reachable, family), sorted(network.addresses)), "")
     interfaces = {route.interface for route in network.routes} - {"", "lo"} or {""}
     for rule in islice(_frontends(rules), _MOST_FRONTENDS):
         address, port = rule.frontend.address, rule.frontend.port
@@ -77,6 +79,12 @@ def _packets(
                 rule.title or f"{address}:{port}",
                 ([msgspec.structs.replace(to, starts_here=True, clients=own)], coming),
             )
+
+
+def _is_reachable(family: Family, address: str) -> bool:
+    """Return whether clients elsewhere can connect to an address of the node."""
+    ip = ipaddress.ip_address(address)
+    return family_of(address) is family and not (ip.is_loopback or ip.is_link_local)
 
 
 def _frontends(rules: NodeRules) -> Iterator[FrontendRule]:

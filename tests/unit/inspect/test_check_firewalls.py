@@ -14,7 +14,8 @@ from pykubeproxy.rules.ruleset import Ruleset
 from tests.cases import FIREWALLD, expected, load_case, nft_list
 
 HOST = NodeNetwork(
-    frozenset({"192.168.99.10"}), (NodeRoute("0.0.0.0/0", "eth0"), NodeRoute("10.244.1.0/24", "cni0"))
+    frozenset({"127.0.0.1", "169.254.1.1", "192.168.99.10"}),
+    (NodeRoute("0.0.0.0/0", "eth0"), NodeRoute("10.244.1.0/24", "cni0")),
 )
 PLACE = {"family": "inet", "table": "fw"}
 FROM_ETH0: Json = {"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "eth0"}}
