@@ -43,6 +43,11 @@ GROUPS = (QUESTION, ACTION, SOURCE, CONNECTION, RULES, *Topic, OUTPUT, HELP)
 # Exit codes. `run` and `cleanup` report a failure as kube-proxy does.
 DIFFERENT, FAILED, NOT_ANSWERED, INTERRUPTED, UNREAD = 1, 1, 2, 130, 141
 
+_USUAL_CODES = {
+    NOT_ANSWERED: {0: "Success.", NOT_ANSWERED: "Wrong usage or a failure."},
+    FAILED: {0: "Success.", FAILED: "A failure.", NOT_ANSWERED: "Wrong usage."},
+}
+
 _SHOW_FLAGS = "pykubeproxy.cli.help.show_flags"
 # Above this width, the second column of options begins on the next line.
 _COLUMN = 30
@@ -91,7 +96,7 @@ class _Documented(click.Command):
 class Command(_Documented):
     """A command whose help has options in groups, examples and exit codes.
 
-    exit_codes: their meanings, for --help; empty if they are only 0 and that of failures.
+    exit_codes: their meanings, for --help; without them, 0 and those of wrong usage and failures.
     failure: the exit code of failures; that of wrong usage is 2 for all commands.
     shows_flags: whether --help lists the flags of `run`; else only --help-all does.
     """
@@ -106,7 +111,8 @@ class Command(_Documented):
         **attributes: Any,
     ) -> None:
         super().__init__(name, **attributes)
-        self.exit_codes, self.failure, self.shows_flags = exit_codes or {}, failure, shows_flags
+        self.exit_codes = exit_codes or _USUAL_CODES[failure]
+        self.failure, self.shows_flags = failure, shows_flags
         if not shows_flags and any(map(_is_flag, self.params)):
             self.params.append(_help_all())
 
@@ -124,9 +130,8 @@ class Command(_Documented):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes."""
-        if self.exit_codes:
-            with formatter.section("Exit codes"):
-                formatter.write_dl([(str(code), text) for code, text in self.exit_codes.items()])
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), text) for code, text in self.exit_codes.items()])
         super().format_epilog(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

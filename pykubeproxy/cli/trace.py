@@ -54,7 +54,11 @@ _NO_ADDRESSES = (
 _Origin = Literal["pod", "node", "outside"]
 
 
-@command(context_settings=CONTEXT_SETTINGS, short_help="Trace a packet through the rules.")
+@command(
+    context_settings=CONTEXT_SETTINGS,
+    exit_codes={0: "The answer, also that a rule drops the packet.", 2: "Wrong usage or a failure."},
+    short_help="Trace a packet through the rules.",
+)
 @click.argument("source", metavar="SRC", shell_complete=sources)
 @click.argument("destination", metavar="DST", shell_complete=destinations)
 @protocol_option(help="Protocol of the packet.  [default: that of the Service's port, else tcp]")

@@ -188,3 +188,11 @@ def test_missing_argument_shows_an_example() -> None:
     result = CliRunner().invoke(main, ["trace"], prog_name="pykubeproxy")
     assert result.exit_code == 2
     assert "Error: Missing argument 'SRC'. Example: pykubeproxy trace pod/" in result.stderr
+
+
+@pytest.mark.parametrize("group", [main, plugin], ids=["node", "plugin"])
+def test_each_command_names_its_exit_codes(group: click.Group) -> None:
+    commands = [(path, one) for path, one in walk(group) if not isinstance(one, click.Group)]
+    for path, command in commands:
+        text = command.get_help(click.Context(command, info_name=" ".join(path)))
+        assert "Exit codes:\n  0  " in text, path
