@@ -192,7 +192,7 @@ def test_missing_argument_shows_an_example() -> None:
 
 @pytest.mark.parametrize("group", [main, plugin], ids=["node", "plugin"])
 def test_each_command_names_its_exit_codes(group: click.Group) -> None:
-    commands = [(path, one) for path, one in walk(group) if not isinstance(one, click.Group)]
-    for path, command in commands:
-        text = command.get_help(click.Context(command, info_name=" ".join(path)))
+    one_commands = [(path, one) for path, one in walk(group) if not isinstance(one, click.Group)]
+    for path, one_command in one_commands:
+        text = one_command.get_help(click.Context(one_command, info_name=" ".join(path)))
         assert "Exit codes:\n  0  " in text, path
