@@ -25,10 +25,11 @@ system: ## install missing Debian packages
 venv: $(VENV)/.ready ## set up .venv with pykubeproxy and its tools
 
 $(VENV)/.ready: pyproject.toml pykubeproxy/__init__.py | system
-	python3_path=$$(tests/setup/python.sh) && "$$python3_path" -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[lab]' --group dev
-	touch $@
+	@echo "Installing pykubeproxy, kubectl and the tools of tests and documentation in $(VENV), in about a minute"
+	@python3_path=$$(tests/setup/python.sh) && "$$python3_path" -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --editable '.[lab]' --group dev
+	@touch $@
 
 .PHONY: run
 run: venv ## run the demonstration: every scenario with real packets

@@ -18,7 +18,7 @@ for package in "${packages[@]}"; do
 done
 [ ${#missing[@]} -gt 0 ] || exit 0
 
-echo "Installing ${missing[*]}"
+echo "Installing ${#missing[@]} Debian packages and what they need, in about a minute: ${missing[*]}"
 root=()
 [ "$(id -u)" = 0 ] || root=(sudo)
 export DEBIAN_FRONTEND=noninteractive
