@@ -6,6 +6,7 @@ command removes the pods of a command that was killed.
 
 import hashlib
 import os
+import re
 import secrets
 import signal
 import socket
@@ -25,6 +26,7 @@ from pykubeproxy.sources.pods import ContainerRef, create_pod, delete_pod, get_p
 NAMESPACE = "kube-system"
 """The namespace of debug pods: its Pod Security level must be privileged, as for the network of the host."""
 _CONTAINER = "debug"
+_MADE_BY = re.compile(r"pykubeproxy-debug-([0-9a-f]{8})-([0-9]{1,9})-[0-9a-f]{8}")
 _LABELS = {"app.kubernetes.io/name": "pykubeproxy-debug"}
 _ROLE = "Role pykubeproxy-debug in manifests/inspect/rbac.yaml grants it"
 # Seconds after which the kubelet ends a pod that nobody removed.
@@ -62,7 +64,9 @@ class DebugPods:
         labels = ",".join(f"{key}={value}" for key, value in _LABELS.items())
         try:
             for pod in list_pods(self._client, NAMESPACE, labels=labels):
-                if pod.finished or _is_abandoned(pod.name):
+                if (made_by := _MADE_BY.fullmatch(pod.name)) and (
+                    pod.finished or _is_abandoned(*made_by.groups())
+                ):
                     delete_pod(self._client, NAMESPACE, pod.name)
         except Forbidden:
             pass  # the pods end by themselves
@@ -182,10 +186,9 @@ def _machine() -> str:
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
-def _is_abandoned(name: str) -> bool:
-    """Return whether the command that made a pod ran on this machine and has ended."""
-    *_, machine, process, _ = name.split("-")
-    if machine != _machine() or not process.isdecimal():
+def _is_abandoned(machine: str, process: str) -> bool:
+    """Return whether a command ran on this machine and has ended."""
+    if machine != _machine():
         return False
     try:
         os.kill(int(process), 0)

@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 
 import kubernetes_validate
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from pykubeproxy.nodes.debug_pods import DebugPods, manifest
 from pykubeproxy.sources import Client
 from pykubeproxy.sources.failures import Failure
-from pykubeproxy.sources.pods import ContainerRef
+from pykubeproxy.sources.pods import create_pod
 from tests.fakes.faulty_apiserver import Order
 from tests.fakes.remote_nodes import RemoteNodes
 
@@ -108,20 +108,22 @@ def test_pods_of_a_killed_command_are_removed_by_the_next_one(
     ended = subprocess.Popen(["true"])
     ended.wait()
     made: dict[str, str] = {}
-    used: list[AbstractContextManager[ContainerRef]] = []
-    for name, process, machine in (
-        ("killed", ended.pid, ""),
-        ("running", 1, ""),
-        ("elsewhere", ended.pid, "other"),
-    ):
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "getpid", lambda process=process: process)
-            if machine:
-                patched.setattr(socket, "gethostname", lambda machine=machine: machine)
-            used.append(DebugPods(client, "image:1", warn=pytest.fail).on("n1"))
-            made[name] = used[-1].__enter__().pod
-    with DebugPods(client, "image:1", warn=pytest.fail):
-        assert set(cluster.debug_pods()) == {made["running"], made["elsewhere"]}
+    with ExitStack() as used:
+        for name, process, machine in (
+            ("killed", ended.pid, ""),
+            ("running", 1, ""),
+            ("elsewhere", ended.pid, "other"),
+        ):
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "getpid", lambda process=process: process)
+                if machine:
+                    patched.setattr(socket, "gethostname", lambda machine=machine: machine)
+                pod = DebugPods(client, "image:1", warn=pytest.fail).on("n1")
+                made[name] = used.enter_context(pod).pod
+        create_pod(client, "kube-system", manifest("pykubeproxy-debug-by-hand", "n1", "image:1"))
+        with DebugPods(client, "image:1", warn=pytest.fail):
+            left = {made["running"], made["elsewhere"], "pykubeproxy-debug-by-hand"}
+            assert set(cluster.debug_pods()) == left
 
 
 def test_pod_that_cannot_be_removed(cluster: RemoteNodes, client: Client) -> None:
