@@ -142,7 +142,8 @@ def diff(
 
     With --meaning, compare what the first packet of a connection gets, for every client and every address and port of a
     service: endpoints with their shares, masqueraded or not, dropped, rejected, and session affinity. Rules of another
-    form, such as those of another version of kube-proxy, are no difference if they mean the same.
+    form, such as those of another version of kube-proxy, are no difference if they mean the same. Rules of kube-proxy in
+    nftables mode are always compared so; what that mode does otherwise by design is no difference.
 
     \b
     sudo pykubeproxy diff
@@ -184,7 +185,7 @@ def diff(
     if of_node:
         settings = known.config or config
         source = node_source(files, bundle, settings.iptables_backend.value, addresses)
-        question = Question(families, facts=True, addresses=bool(settings.node_port_addresses))
+        question = Question(families, facts=True, addresses=bool(settings.node_port_addresses), nftables=True)
     else:
         source = _other(known, config, against, against_config, flags, addresses)
         question = Question(families)
@@ -193,10 +194,22 @@ def diff(
     echo_notes({"": (*state.remarks, *known.remarks)})
     for what, reason in state.unread.items():
         echo_line(f"{what} are not compared: {reason}.", err=True)
+    if output == "rules":
+        _refuse_texts(state)
+    meaning = meaning or state.in_nftables_mode
     result = _compared(known.of(state), desired_rules(known, state, addresses), known, meaning, output)
     if output in ("text", "wide") and result.verdict is NodeVerdict.FOLLOWS:
         echo_line(f"No differences: {state.origin.title}, {known.title}.", err=True)
     raise SystemExit(DIFFERENT if result.verdict is NodeVerdict.DIFFERS or result.quarantined else 0)
+
+
+def _refuse_texts(state: NodeState) -> None:
+    """Raise ClickException for a node in nftables mode."""
+    if state.in_nftables_mode:
+        raise click.ClickException(
+            f"node {state.name} runs kube-proxy in nftables mode, whose rules have no text to compare with; leave out"
+            " -o rules"
+        )
 
 
 def _settings_title(flags: Mapping[str, object]) -> str:
@@ -319,7 +332,7 @@ class _ClusterSource:
     def nodes(self, wanted: Sequence[Node]) -> Iterator[NodeState | UnknownNode]:
         """Read nodes side by side, and show a progress bar meanwhile."""
         with progress(len(wanted), "Reading nodes") as advance:
-            for found in cluster_source(self._access, wanted, advance).nodes(Question()):
+            for found in cluster_source(self._access, wanted, advance).nodes(Question(nftables=True)):
                 if isinstance(found, NodeState):
                     self.notes[found.name] = found.remarks
                     self.complete &= found.complete
@@ -362,9 +375,9 @@ def diff_of_nodes(
     """Show for each node whether its rules follow the Services and EndpointSlices, and which Services are wrong there.
 
     Compare what packets get, for every client and every address and port of a Service: endpoints with their shares,
-    masqueraded or not, dropped, rejected, and session affinity. So rules of any version of kube-proxy are no difference if
-    they mean the same. The settings of each proxy are inferred from its rules; a node with other settings than most nodes
-    is named.
+    masqueraded or not, dropped, rejected, and session affinity. So rules of any version of kube-proxy, in iptables or in
+    nftables mode, are no difference if they mean the same. The settings of each proxy are inferred from its rules; a node
+    with other settings than most nodes is named.
 
     Objects change while nodes are read. So nodes that differ are read again, with fresh objects: a node differs only if a
     Service stays wrong for --sync-period while its objects stay the same, or if these changed long before.
@@ -408,9 +421,10 @@ def _exit_code(results: Sequence[NodeResult], *, complete: bool) -> int:
 def _show_rules(access: "NodeAccess", node: Node) -> int:
     """Print how the texts of a node's rules differ from those that pykubeproxy would write. Return the exit code."""
     known = KnownObjects("objects of the API server", list_objects(access.client), node)
-    (state,) = cluster_source(access, [node]).nodes(Question())
+    (state,) = cluster_source(access, [node]).nodes(Question(nftables=True))
     if isinstance(state, UnknownNode):
         raise click.ClickException(f"node {node.name}: {state.reason}")
+    _refuse_texts(state)
     echo_notes({node.name: state.remarks})
     changes = rule_changes(state, desired_rules(known, state))
     echo_styled(unified(changes, f"{state.origin.title} ({state.origin.proxy})", known.title))

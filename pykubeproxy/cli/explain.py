@@ -141,8 +141,7 @@ def _inferred(bundle: "Bundle", node: Node) -> Mapping[Family, RuleContext]:
     (state,) = node_source((), bundle, "auto", ()).nodes(Question())
     assert isinstance(state, NodeState), "a bundle yields a node or raises"
     return {
-        family: inferred_context(node, rules.ruleset, state.origin.proxy)
-        for family, rules in state.rules.items()
+        family: inferred_context(node, rules, state.origin.proxy) for family, rules in state.rules.items()
     }
 
 

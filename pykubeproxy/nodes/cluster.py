@@ -24,6 +24,7 @@ from pykubeproxy.inspect.packets.packet import NodeNetwork
 from pykubeproxy.nodes.debug_pods import DebugPods
 from pykubeproxy.nodes.proxies import ProxyPod, find_other_proxies, find_proxies
 from pykubeproxy.objects import Family, Node
+from pykubeproxy.rules.names import NFT_TABLES
 from pykubeproxy.rules.nft_list import NftRuleset, read_nft_lists
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.rules.save_files import InvalidSave, SavedFile, SavedTables, read_saves, tables_in_use
@@ -207,7 +208,7 @@ def _read(
     without_nft = ""
     if question.firewalls or (question.nftables and not served):
         try:
-            native = _nftables(client, container, used.tables)
+            native = _nftables(client, container, used.tables, question)
         except NotInImage:
             without_nft = f"pod {container} has no nft" if question.firewalls else ""
     for family, ruleset in native.items():
@@ -304,14 +305,16 @@ def _has_nftables_proxy(client: Client, container: ContainerRef) -> bool:
 
 
 def _nftables(
-    client: Client, container: ContainerRef, iptables: Sequence[SavedTables]
+    client: Client, container: ContainerRef, iptables: Sequence[SavedTables], question: Question
 ) -> Mapping[Family, NftRuleset]:
     """Return the tables of nftables by family. Raises NotInImage, Failure, InvalidSave."""
     of_iptables = {name for table in iptables if table.backend == "nft" for name in table.ruleset.tables()}
     listing = run_in_pod(client, container, ("nft", "list", "tables")).output.decode()
     texts = []
     for _, family, name in (line.split() for line in listing.splitlines()):
-        if family != "arp" and not (family in ("ip", "ip6") and name in of_iptables):
+        if f"{family} {name}" in NFT_TABLES or (
+            question.firewalls and family != "arp" and not (family in ("ip", "ip6") and name in of_iptables)
+        ):
             command = ("nft", "-j", "list", "table", family, name)
             printed = run_in_pod(client, container, command, silence=_SILENCE)
             if printed.exit_code:

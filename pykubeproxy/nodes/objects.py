@@ -94,10 +94,7 @@ def desired_rules(
 
         comparison = NodeComparison(known.cluster)
         proxy = state.origin.proxy
-        return {
-            family: comparison.desired(known.node, rules.ruleset, proxy)
-            for family, rules in state.rules.items()
-        }
+        return {family: comparison.desired(known.node, rules, proxy) for family, rules in state.rules.items()}
     found: dict[Family, Ruleset] = {}
     for family, rules in state.rules.items():
         facts = rules.facts or KernelFacts(addresses=addresses)

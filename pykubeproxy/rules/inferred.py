@@ -10,6 +10,7 @@ from pykubeproxy.objects import Family
 from pykubeproxy.rules import names
 from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.iptables_save import parse_target, without_comment
+from pykubeproxy.rules.nft_list import NftRule, NftRuleset, SetKey
 from pykubeproxy.rules.options import LocalTraffic
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.ports import PortName
@@ -142,3 +143,53 @@ def _masquerade_bit(rules: Ruleset) -> int:
         if (found := _MARK.search(rule)) and (mark := int(found[1], 16)):
             return mark.bit_length() - 1
     return InferredSettings().masquerade_bit
+
+
+def inferred_nft_settings(rules: NftRuleset) -> InferredSettings | None:
+    """Return the settings of a kube-proxy in nftables mode; None if there are no rules of it.
+
+    Its node ports are served at `nft_node_port_addresses`, which the jumps in this value do not tell.
+    """
+    chains = {key.chain: chain for key, chain in rules.chains.items() if key.table in names.NFT_TABLES}
+    if "services" not in chains:
+        return None
+    marking = [rule for rule in chains["services"].rules if _nft_mark(rule)]
+    shortcuts = (
+        rule for name, chain in chains.items() if name.startswith("external-") for rule in chain.rules
+    )
+    loopback = "127.0.0.0/8" if rules.family is Family.IPV4 else "::1/128"
+    return InferredSettings(
+        masquerade_bit=max(map(_nft_mark, marking), default=1 << 14).bit_length() - 1,
+        masquerade_all=any(_nft_local(rule) is None for rule in marking),
+        local_traffic=next(filter(None, map(_nft_local, (*marking, *shortcuts))), None),
+        localhost_node_ports=rules.family is Family.IPV6,
+        node_port_jumps=(f"! -d {loopback} -m addrtype --dst-type LOCAL -j {names.NODEPORTS}",),
+        serves=True,
+    )
+
+
+def nft_node_port_addresses(rules: NftRuleset) -> frozenset[str] | None:
+    """Return where a kube-proxy in nftables mode serves node ports; None for all addresses except those of loopback."""
+    found = (rules.sets.get(SetKey(table, "nodeport-ips")) for table in names.NFT_TABLES)
+    return next((frozenset(map(str, one.elements)) for one in found if one), None)
+
+
+def _nft_mark(rule: NftRule) -> int:
+    """Return the bits that a rule sets in the mark of packets; 0 for none."""
+    match rule.statements:
+        case [*_, {"mangle": {"key": {"meta": {"key": "mark"}}, "value": {"|": [_, int(bits)]}}}]:
+            return bits
+    return 0
+
+
+def _nft_local(rule: NftRule) -> LocalTraffic | None:
+    """Return what a rule takes for packets of the node's pods; None if it does not."""
+    for statement in rule.statements:
+        match statement:
+            case {"match": {"left": {"payload": {"field": "saddr"}}, "right": {"prefix": network}}}:
+                match network:
+                    case {"addr": address, "len": length}:
+                        return LocalTraffic(source=f"{address}/{length}")
+            case {"match": {"left": {"meta": {"key": "iifname"}}, "right": str(interface)}}:
+                return LocalTraffic(interface=interface.replace("*", "+"))
+    return None

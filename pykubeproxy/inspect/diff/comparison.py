@@ -1,6 +1,6 @@
 """The verdict on a node: which Services have rules there that do not follow the objects."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -15,14 +15,29 @@ from pykubeproxy.inspect.diff.by_meaning import (
 )
 from pykubeproxy.inspect.diff.desired import DesiredRules
 from pykubeproxy.inspect.diff.report import Contested, NodeResult, NodeVerdict
-from pykubeproxy.inspect.meaning.comparison import LOCAL_NETWORK, MeaningComparison, proxy_part, with_source
-from pykubeproxy.inspect.meaning.outcomes import MeaningChange, older_version
-from pykubeproxy.inspect.node import NodeState
+from pykubeproxy.inspect.meaning.comparison import (
+    LOCAL_NETWORK,
+    MeaningComparison,
+    nft_proxy_part,
+    proxy_part,
+    with_source,
+)
+from pykubeproxy.inspect.meaning.outcomes import MeaningChange, NftablesDesign, older_version
+from pykubeproxy.inspect.node import NodeRules, NodeState
+from pykubeproxy.inspect.packets.addresses import Addresses, parse_addresses, union
 from pykubeproxy.inspect.routes import rejecting_rules
 from pykubeproxy.objects import Family, Key, Node, Protocol, family_of
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.dispatch import node_port_jumps
-from pykubeproxy.rules.inferred import InferredSettings, inferred_facts, inferred_settings, keeps_affinity
+from pykubeproxy.rules.inferred import (
+    InferredSettings,
+    inferred_facts,
+    inferred_nft_settings,
+    inferred_settings,
+    keeps_affinity,
+    nft_node_port_addresses,
+)
+from pykubeproxy.rules.nft_list import NftRuleset
 from pykubeproxy.rules.options import LocalTraffic, RuleOptions
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster, kept_claims
@@ -59,6 +74,7 @@ class NodeComparison:
         self._default_lists = load(None, {}).config.max_affinity_lists
         self._contested = contested_destinations(cluster)
         self._cluster_ips = frozenset(ip for service in cluster.services() for ip in service.cluster_ips)
+        self._endpoints: dict[str, set[str]] = {}
 
     def compare(self, state: NodeState, desired: Mapping[Family, Ruleset] | None = None) -> NodeResult:
         """Compare what packets get on a node with what they should get. Raises TooManyRules.
@@ -70,7 +86,14 @@ class NodeComparison:
         lacking: list[Family] = []
         for family, rules in state.rules.items():
             ruleset = rules.ruleset
-            if desired is not None:
+            if rules.nftables and rules.in_nftables_mode:
+                nft = nft_proxy_part(rules.nftables)
+                if found := inferred_nft_settings(nft):
+                    settings |= _nft_described(nft, found, state.node)
+                    changes += self._nft_changes(state, nft, found, desired[family] if desired else None)
+                else:
+                    lacking.append(family)
+            elif desired is not None:
                 changes += self._unexplained(proxy_part(ruleset), proxy_part(desired[family]), state)
             elif inferred := inferred_settings(ruleset):
                 settings |= described(inferred, state.node, family)
@@ -125,10 +148,10 @@ class NodeComparison:
             clients=client_differences(differing) if self._with_clients else None,
         )
 
-    def desired(self, node: Node, live: Ruleset, proxy: str = "") -> Ruleset:
+    def desired(self, node: Node, live: NodeRules, proxy: str = "") -> Ruleset:
         """Return the rules of a family that the node should have, with the settings of the rules it has."""
         context = inferred_context(node, live, proxy)
-        return self._desired.ruleset(context, self._unkept_lists(live))
+        return self._desired.ruleset(context, self._unkept_lists(live.ruleset))
 
     def _needs(self, node: Node, family: Family) -> bool:
         """Return whether a node and a Service have addresses of a family."""
@@ -151,6 +174,36 @@ class NodeComparison:
         context = _context(node, live, inferred, state.origin.proxy)
         desired = self._desired.ruleset(context, self._unkept_lists(live))
         return self._unexplained(before, desired, state, local_network)
+
+    def _nft_changes(
+        self, state: NodeState, live: NftRuleset, inferred: InferredSettings, desired: Ruleset | None
+    ) -> Iterator[MeaningChange]:
+        node = state.node
+        if desired is None:
+            context = _context(node, Ruleset(live.family, {}), inferred, state.origin.proxy)
+            desired = self._desired.ruleset(context, {})
+        design = self._nft_design(node, live)
+        return self.comparison.changes(live, proxy_part(desired), state.network, design=design)
+
+    def _nft_design(self, node: Node, live: NftRuleset) -> NftablesDesign:
+        services = list(self.cluster.services())
+        if not self._endpoints:
+            for service in services:
+                for slice_ in self.cluster.all_slices_of(service.key):
+                    for endpoint in slice_.endpoints:
+                        self._endpoints.setdefault(endpoint.node_name, set()).add(endpoint.address)
+        return NftablesDesign(
+            nft_node_port_addresses(live),
+            frozenset(self._endpoints.get(node.name, ())),
+            self._cluster_ips,
+            frozenset(ip for one in services for ip in (*one.external_ips, *one.load_balancer_ips)),
+            {
+                ip: _admitted(service.source_ranges, live.family)
+                for service in services
+                if service.source_ranges
+                for ip in _of_family(service.load_balancer_ips, live.family)
+            },
+        )
 
     def _unexplained(
         self, before: Ruleset, desired: Ruleset, state: NodeState, local_network: str = ""
@@ -191,6 +244,14 @@ class NodeComparison:
         return any(found) if any(kept is not None for kept in found) else None
 
 
+def _of_family(addresses: Iterable[str], family: Family) -> list[str]:
+    return [address for address in addresses if family_of(address.partition("/")[0]) is family]
+
+
+def _admitted(source_ranges: Iterable[str], family: Family) -> Addresses:
+    return union(map(parse_addresses, _of_family(source_ranges, family)))
+
+
 def _api_servers(cluster: Cluster) -> ApiServers:
     """Return where the API servers listen, as they say themselves."""
     return frozenset(
@@ -202,9 +263,11 @@ def _api_servers(cluster: Cluster) -> ApiServers:
     )
 
 
-def inferred_context(node: Node, live: Ruleset, proxy: str = "") -> RuleContext:
+def inferred_context(node: Node, live: NodeRules, proxy: str = "") -> RuleContext:
     """Return what the rules of a node depend on besides Services, as far as these rules show it."""
-    return _context(node, live, inferred_settings(live) or InferredSettings(), proxy)
+    nft = live.nftables if live.in_nftables_mode else None
+    inferred = inferred_nft_settings(nft) if nft else inferred_settings(live.ruleset)
+    return _context(node, live.ruleset, inferred or InferredSettings(), proxy)
 
 
 def _context(node: Node, live: Ruleset, inferred: InferredSettings, proxy: str) -> RuleContext:
@@ -243,6 +306,20 @@ def described(settings: InferredSettings, node: Node, family: Family) -> Mapping
     if settings.local_traffic or not settings.masquerade_all:
         found["detectLocal"] = _local_traffic(settings, node)
     return {f"{name}{suffix}": value for name, value in found.items()}
+
+
+def _nft_described(rules: NftRuleset, settings: InferredSettings, node: Node) -> Mapping[str, str]:
+    """Return the settings of a kube-proxy in nftables mode, as `described` does."""
+    addresses = nft_node_port_addresses(rules)
+    node_ports = (
+        "all" if addresses is None else "primary" if addresses <= set(node.addresses) else "some addresses"
+    )
+    found = {**described(settings, node, rules.family), "mode": "nftables"}
+    return {
+        name: node_ports if name.startswith("nodePortAddresses") else value
+        for name, value in found.items()
+        if not name.startswith("localhostNodePorts")
+    }
 
 
 def _local_traffic(settings: InferredSettings, node: Node) -> str:

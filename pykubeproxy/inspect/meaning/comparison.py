@@ -1,14 +1,18 @@
 """Compare what two states of a node's rules do with packets to services."""
 
 from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeAlias
 
 import msgspec
 
+from pykubeproxy.inspect.dump.nftables import nft_frontends
 from pykubeproxy.inspect.limit import RuleLimit
 from pykubeproxy.inspect.meaning.fingerprints import Fingerprints, SharedNumbers
+from pykubeproxy.inspect.meaning.nft_fingerprints import NftFingerprints
 from pykubeproxy.inspect.meaning.outcomes import (
     Destination,
     MeaningChange,
+    NftablesDesign,
     PacketOrigin,
     meaning_of,
     same_meaning,
@@ -21,11 +25,16 @@ from pykubeproxy.inspect.packets.addresses import (
     subtract,
 )
 from pykubeproxy.inspect.packets.iptables import IptablesRules
+from pykubeproxy.inspect.packets.nftables import NftRules
 from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
+from pykubeproxy.inspect.packets.rule_set import RuleSet
 from pykubeproxy.inspect.packets.walk import walk
-from pykubeproxy.inspect.routes import rejecting_rules, serving_rules
-from pykubeproxy.objects import Family, Protocol, family_of
+from pykubeproxy.inspect.routes import FrontendRule, rejecting_rules, serving_rules
+from pykubeproxy.objects import Family, family_of
+from pykubeproxy.objects import Protocol as ServiceProtocol
 from pykubeproxy.rules.iptables_save import parse_rule, parse_target
+from pykubeproxy.rules.names import NFT_TABLES
+from pykubeproxy.rules.nft_list import NftRuleset, incoming_interfaces
 from pykubeproxy.rules.ruleset import BUILT_IN, Ruleset
 from pykubeproxy.services.ports import ANY_LOCAL
 
@@ -49,9 +58,12 @@ _ENTRY_CHAINS = frozenset(
     )
 )
 _LOCALHOST = "127.0.0.1"
-_PROTOCOLS = frozenset(protocol.value for protocol in Protocol)
+_PROTOCOLS = frozenset(protocol.value for protocol in ServiceProtocol)
 # Packets to a service with 1000 endpoints visit fewer rules, each endpoint's those of later hooks.
 _MOST_RULES, _LEAST_RULES, _TIMES = 1_000_000, 20_000, 200
+
+# The rules of one family that a proxy wrote.
+ProxyRules: TypeAlias = Ruleset | NftRuleset
 
 
 def proxy_part(live: Ruleset) -> Ruleset:
@@ -65,6 +77,15 @@ def proxy_part(live: Ruleset) -> Ruleset:
         if key.chain.startswith("KUBE-") or key.chain in BUILT_IN
     }
     return Ruleset(live.family, chains)
+
+
+def nft_proxy_part(live: NftRuleset) -> NftRuleset:
+    """Return the table of a kube-proxy in nftables mode."""
+    return msgspec.structs.replace(
+        live,
+        chains={key: chain for key, chain in live.chains.items() if key.table in NFT_TABLES},
+        sets={key: one for key, one in live.sets.items() if key.table in NFT_TABLES},
+    )
 
 
 def with_source(ruleset: Ruleset, source: str, other: str) -> Ruleset:
@@ -83,6 +104,12 @@ def _is_jump(rule: str) -> bool:
     return parse_target(rule) in _ENTRY_CHAINS
 
 
+class _Numbering(Protocol):
+    """The numbers of rules, see Fingerprints."""
+
+    def of(self, packet: Packet) -> tuple[int, ...] | None: ...
+
+
 class _ComparedState:
     """One of the two states: its destinations, and the numbers of its rules.
 
@@ -90,11 +117,17 @@ class _ComparedState:
     rules name.
     """
 
-    def __init__(self, ruleset: Ruleset, shared: SharedNumbers) -> None:
+    def __init__(self, ruleset: ProxyRules, shared: SharedNumbers) -> None:
         self.ruleset = ruleset
-        self.frontends = tuple(_frontends(ruleset))
+        self.fingerprints: _Numbering
+        if isinstance(ruleset, NftRuleset):
+            rules: Iterable[FrontendRule] = nft_frontends(ruleset)
+            self.fingerprints = NftFingerprints(ruleset, shared)
+        else:
+            rules = (*serving_rules(ruleset), *rejecting_rules(ruleset))
+            self.fingerprints = Fingerprints(IptablesRules(ruleset), shared)
+        self.frontends = tuple(_frontends(rules))
         self.interfaces = frozenset(_interfaces(ruleset))
-        self.fingerprints = Fingerprints(IptablesRules(ruleset), shared)
 
 
 class MeaningComparison:
@@ -107,9 +140,16 @@ class MeaningComparison:
         self._states: dict[tuple[object, ...], _ComparedState] = {}
 
     def changes(
-        self, before: Ruleset, after: Ruleset, network: NodeNetwork, local_network: str = ""
+        self,
+        before: ProxyRules,
+        after: Ruleset,
+        network: NodeNetwork,
+        local_network: str = "",
+        design: NftablesDesign | None = None,
     ) -> Iterator[MeaningChange]:
         """Yield what packets get instead, for all destinations that either state knows. Raises TooManyRules.
+
+        `design` is for rules of nftables, to leave out what it explains.
 
         With `local_network`, both states have LOCAL_NETWORK in its place, so that they are the same on many nodes. Among
         the clients of a change, the addresses of the node may be those of another node.
@@ -122,13 +162,14 @@ class MeaningComparison:
         own_pods = intersection(own, pods)
         old, new = self._state(before), self._state(after)
         origins = tuple(_origins(old, new))
-        rules: tuple[IptablesRules, ...] = ()
+        rules: tuple[RuleSet, ...] = ()
         for destination, title in _destinations((old, new), network).items():
             packet = Packet(destination.protocol.lower(), "", destination.address, destination.port)
             numbers = (old.fingerprints.of(packet), new.fingerprints.of(packet))
             if numbers[0] and numbers[0] == numbers[1]:
                 continue
             address = "" if destination.address in network.addresses else destination.address
+            is_own = network.is_local(destination.address)
             named = self._shared.named((*(numbers[0] or ()), *(numbers[1] or ()))).addresses
             case = (
                 after.family,
@@ -138,20 +179,22 @@ class MeaningComparison:
                 _among(named, own),
                 _among(named, pods),
                 own_pods,
+                design and (design.case(destination, is_own), design.local_endpoints & named),
             )
             known = self._known.get(case) if all(numbers) else None
             if known is None:
                 rules = rules or tuple(_rules(ruleset, local_network) for ruleset in (before, after))
-                known = tuple(_changes(title, destination, packet, origins, network, rules))
+                every = _changes(title, destination, packet, origins, network, rules)
+                known = tuple(one for one in every if not (design and design.explains(one, is_own)))
                 if all(numbers):
                     self._remember(case, known)
             for change in known:
                 yield msgspec.structs.replace(change, title=title, destination=destination)
 
-    def _state(self, ruleset: Ruleset) -> _ComparedState:
+    def _state(self, ruleset: ProxyRules) -> _ComparedState:
         """Return the state with these rules, a known one if equal rules came lately."""
-        chains, policies = frozenset(ruleset.chains.items()), frozenset(ruleset.policies.items())
-        case = (ruleset.family, chains, policies)
+        others = ruleset.sets if isinstance(ruleset, NftRuleset) else ruleset.policies
+        case = (ruleset.family, frozenset(ruleset.chains.items()), frozenset(others.items()))
         state = self._states.pop(case, None) or _ComparedState(ruleset, self._shared)
         self._states[case] = state
         while len(self._states) > 2 and self._number_of_chains() > _MOST_CHAINS:
@@ -173,7 +216,7 @@ def _changes(
     packet: Packet,
     origins: Iterable[PacketOrigin],
     network: NodeNetwork,
-    rules: Iterable[IptablesRules],
+    rules: Iterable[RuleSet],
 ) -> Iterator[MeaningChange]:
     family = family_of(destination.address)
     own = network.own_addresses(family)
@@ -190,8 +233,10 @@ def _changes(
             yield MeaningChange(title, destination, origin, before, after)
 
 
-def _rules(ruleset: Ruleset, local_network: str) -> IptablesRules:
+def _rules(ruleset: ProxyRules, local_network: str) -> RuleSet:
     """Return rules for packets, with the network of the node's pods."""
+    if isinstance(ruleset, NftRuleset):
+        return NftRules(ruleset)
     if local_network:
         ruleset = with_source(ruleset, LOCAL_NETWORK[ruleset.family], local_network)
     return IptablesRules(ruleset)
@@ -230,14 +275,20 @@ def _destinations(states: Iterable[_ComparedState], network: NodeNetwork) -> dic
     return found
 
 
-def _interfaces(ruleset: Ruleset) -> Iterator[str]:
+def _interfaces(ruleset: ProxyRules) -> Iterator[str]:
+    if isinstance(ruleset, NftRuleset):
+        for chain in ruleset.chains.values():
+            for one in chain.rules:
+                if b'"iifname"' in one.json:
+                    yield from incoming_interfaces(one)
+        return
     for rules in ruleset.chains.values():
         for rule in rules:
             if "-i " in rule:
                 yield parse_rule(rule).options.get("-i", "").removeprefix("! ").removesuffix("+")
 
 
-def _frontends(ruleset: Ruleset) -> Iterator[tuple[Destination, str]]:
-    for rule in (*serving_rules(ruleset), *rejecting_rules(ruleset)):
+def _frontends(rules: Iterable[FrontendRule]) -> Iterator[tuple[Destination, str]]:
+    for rule in rules:
         if rule.protocol in _PROTOCOLS:
             yield Destination(rule.protocol, rule.frontend.address, rule.frontend.port), rule.title

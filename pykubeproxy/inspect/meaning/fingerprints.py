@@ -177,6 +177,14 @@ class SharedNumbers:
             )
         return known
 
+    def number_of(self, content: bytes, addresses: Iterable[str]) -> int:
+        """Return the number of rules with this content, which name these addresses; it is never used for others."""
+        numbered = ((content.hex(), 0),)
+        if (known := self._numbers.get(numbered)) is None:
+            known = self._numbers[numbered] = next(self._next)
+            self._chains[known] = _ChainFacts(None, (), tuple(addresses), 0, ())
+        return known
+
     def _numbered(self, rules: Sequence[_ReducedRule], below: Sequence[int]) -> _Numbered:
         """Return the rules with those of chains to which every packet goes."""
         found: list[tuple[str, int]] = []

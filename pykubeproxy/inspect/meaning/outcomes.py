@@ -9,15 +9,17 @@ import msgspec
 from pykubeproxy.inspect.packets.addresses import (
     Addresses,
     Range,
+    contains,
+    every_address,
     intersection,
     parse_addresses,
     subtract,
     union,
 )
-from pykubeproxy.inspect.packets.packet import DNAT, SNAT, NodeNetwork, Packet
+from pykubeproxy.inspect.packets.packet import DNAT, LOOPBACK, SNAT, NodeNetwork, Packet
 from pykubeproxy.inspect.packets.walk import WalkEnd
 from pykubeproxy.inspect.routes import PacketVerdict
-from pykubeproxy.objects import address_and_port
+from pykubeproxy.objects import address_and_port, family_of
 from pykubeproxy.rules import names
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
@@ -230,6 +232,76 @@ class OlderVersion(msgspec.Struct, frozen=True):
         return same_meaning(
             *(_reduced(outcomes, passes, any_source) for outcomes in (change.before, change.after))
         )
+
+
+class NftablesDesign(msgspec.Struct, frozen=True):
+    """What kube-proxy does otherwise in nftables mode than in iptables mode, at ports of Services.
+
+    See docs/differences.md.
+
+    - `node_ports`: the addresses at which it serves node ports; None for all except those of loopback
+    - `local_endpoints`: the endpoints on the node; others keep their source when they reach themselves through it
+    - `cluster_ips`, `external`: the cluster IPs, and all other addresses of Services
+    - `admitted`: by load balancer IP, the clients in `loadBalancerSourceRanges`
+    """
+
+    node_ports: frozenset[str] | None
+    local_endpoints: frozenset[str]
+    cluster_ips: frozenset[str]
+    external: frozenset[str]
+    admitted: Mapping[str, Addresses]
+
+    def case(self, destination: Destination, own: bool) -> tuple[object, ...]:
+        """Return what this says about a destination; `own` is whether it is an address of the node."""
+        address = destination.address
+        return (
+            address in self.cluster_ips,
+            self.admitted.get(address),
+            own and address not in self.external and not self._serves_node_ports(address),
+        )
+
+    def explains(self, change: MeaningChange, own: bool) -> bool:
+        """Return whether nothing but the mode causes a change. See `case` for `own`."""
+        in_cluster, _, unserved = self.case(change.destination, own)
+        before, after = (
+            {outcome.verdict for outcome in outcomes} for outcomes in (change.before, change.after)
+        )
+        stopped = {PacketVerdict.REJECT, PacketVerdict.DROP}
+        if before == {PacketVerdict.PASS} and unserved:
+            return True
+        if after == {PacketVerdict.PASS} and before <= stopped and change.origin.on_node and not in_cluster:
+            return True
+        return same_meaning(
+            *(
+                self._common(outcomes, change.destination.address)
+                for outcomes in (change.before, change.after)
+            )
+        )
+
+    def _serves_node_ports(self, address: str) -> bool:
+        if self.node_ports is None:
+            return not any(contains(network, address) for network in LOOPBACK)
+        return address in self.node_ports
+
+    def _common(self, meaning: PacketMeaning, address: str) -> PacketMeaning:
+        """Return a meaning without what the modes do differently to some clients."""
+        found: dict[PacketOutcome, list[ClientShare]] = {}
+        for outcome, parts in meaning.items():
+            usual = msgspec.structs.replace(outcome, accepted=None)
+            special = usual
+            clients: Addresses = ()
+            endpoint = outcome.endpoint.rpartition(":")[0].strip("[]")
+            if endpoint and endpoint not in self.local_endpoints:
+                special = msgspec.structs.replace(usual, masquerade=False)
+                clients = parse_addresses(endpoint)
+            elif outcome.verdict is PacketVerdict.REJECT and address in self.admitted:
+                special = PacketOutcome(PacketVerdict.DROP, accepted=None)
+                clients = subtract(every_address(family_of(address)), self.admitted[address])
+            for part in parts:
+                for among, one in ((intersection, special), (subtract, usual)):
+                    shares = (part._replace(clients=some) for some in among((part.clients,), clients))
+                    found.setdefault(one, []).extend(shares)
+        return {outcome: tuple(parts) for outcome, parts in found.items() if parts}
 
 
 def older_version(rules: Ruleset) -> OlderVersion:

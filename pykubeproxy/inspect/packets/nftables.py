@@ -724,14 +724,15 @@ class NftRules:
         self._chains = ruleset.chains
         self._sets = _Sets(ruleset.sets)
         self._compiled: dict[ChainKey, Sequence[CompiledNftRule]] = {}
+        self._base: dict[str, list[BaseChain]] = {}
+        for key, chain in ruleset.chains.items():
+            if chain.hook:
+                base = BaseChain(key, chain.priority, chain.kind == "nat", chain.drops)
+                self._base.setdefault(chain.hook, []).append(base)
 
     def base_chains(self, hook: Hook) -> Sequence[BaseChain]:
         """Return the chains that packets enter at a hook."""
-        return [
-            BaseChain(key, chain.priority, chain.kind == "nat", chain.drops)
-            for key, chain in self._chains.items()
-            if chain.hook == hook.value.lower()
-        ]
+        return self._base.get(hook.value.lower(), ())
 
     def met(self, chain: ChainKey, _packet: Packet, /) -> Sequence[CompiledNftRule]:
         """Return the rules of a chain; none if the chain is missing."""

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pykubeproxy.cli.diff import diff
+from tests.cases import load_case, nft_list
 from tests.fakes.cluster import node, service, slice_of
 
 OLD = Path(__file__).parents[2] / "data" / "manifests" / "explain.yaml"
@@ -153,3 +154,38 @@ def test_an_unreadable_configuration_names_its_option() -> None:
     result = compared("-f", OLD, "--against-config", "missing.conf", *HERE)
     assert result.exit_code == 2
     assert "Error: --against-config: cannot read missing.conf: No such file or directory" in result.output
+
+
+@pytest.fixture
+def nft_node(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """Return objects, rules in nftables mode for them, and rules that lack an endpoint."""
+    case = load_case("nodeport")
+    objects = tmp_path / "objects.json"
+    objects.write_text(
+        json.dumps({"apiVersion": "v1", "kind": "List", "items": [case["node"], *case["objects"]]})
+    )
+    rules, wrong = tmp_path / "node1.json", tmp_path / "wrong.json"
+    rules.write_text(nft_list("nodeport"))
+    wrong.write_text(nft_list("nodeport").replace("10.244.1.11", "10.244.1.99"))
+    return objects, rules, wrong
+
+
+def test_rules_of_nftables_mode_are_compared_by_meaning(nft_node: tuple[Path, Path, Path]) -> None:
+    objects, rules, wrong = nft_node
+    options = (
+        "-f",
+        objects,
+        "--hostname-override",
+        "node1",
+        "--cluster-cidr",
+        "10.244.0.0/16,fd00:10:244::/56",
+    )
+    result = compared("--rules", rules, *options)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.startswith("No differences: ")
+    result = compared("--rules", wrong, *options)
+    assert result.exit_code == 1
+    assert "1 endpoint missing: 10.244.1.11:" in " ".join(result.stdout.split())
+    result = compared("--rules", rules, *options, "-o", "rules")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "runs kube-proxy in nftables mode" in result.stderr

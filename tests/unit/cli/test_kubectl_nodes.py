@@ -209,6 +209,11 @@ def test_node_in_nftables_mode(cluster: RemoteNodes) -> None:
     assert "node port 192.168.99.10:30080" in invoke("dump-rules", "--node", "n1").stdout
     (entry,) = printed("status", "--node", "n1")["nodes"]
     assert (entry["mode"], entry["state"], entry["problem"]) == ("nftables", "ready", "")
+    (entry,) = printed("diff", "--node", "n1", "--sync-period", "0", code=1)["nodes"]
+    assert (entry["verdict"], entry["settings"]["mode"]) == ("differs", "nftables")
+    assert "web" in [it["name"] for it in entry["wrong"]]
+    refused = invoke("diff", "--node", "n1", "-o", "rules", code=2)
+    assert "in nftables mode" in refused.stderr
     (entry,) = printed("check", "--node", "n1")["nodes"]
     found = {it["check"]: it for it in entry["checks"]}
     assert found["mode"]["message"] == "the node runs kube-proxy v1.35.1 in nftables mode"
