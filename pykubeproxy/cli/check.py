@@ -17,9 +17,11 @@ from pykubeproxy.cli.cluster import (
 )
 from pykubeproxy.cli.emit import emit, report_option
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, read_config
-from pykubeproxy.cli.help import DIFFERENT, NOT_ANSWERED, OUTPUT, SOURCE, command, option
-from pykubeproxy.cli.sources import check_url, url_option
+from pykubeproxy.cli.help import DIFFERENT, NOT_ANSWERED, OUTPUT, QUESTION, SOURCE, command, option
+from pykubeproxy.cli.sources import check_url, read_errors, url_option
 from pykubeproxy.cli.terminal import click_errors, progress
+from pykubeproxy.config.kinds import NODE_PORT_ADDRESSES
+from pykubeproxy.inspect.check.migration import MODES, Migration
 from pykubeproxy.inspect.check.report import check_report
 from pykubeproxy.kernel import NotANode
 from pykubeproxy.nodes.agent import NoAgent, UnusableAnswer, agent_state
@@ -38,12 +40,28 @@ _verbose_option = option(
 )
 
 
+_migrate_option = option(
+    "--migrate-to",
+    type=click.Choice(MODES),
+    help="Check what clients notice if kube-proxy changes to this mode, instead of the proxy.",
+    group=QUESTION,
+)
+
+
 def _port_range(_context: click.Context, _option: click.Parameter, value: str) -> tuple[int, int]:
     """Parse a range such as "30000-32767". Raises BadParameter."""
     first, _, last = value.partition("-")
     if first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 65536:
         return int(first), int(last)
     raise click.BadParameter(f'"{value}" is not a port range such as 30000-32767')
+
+
+def _addresses(_context: click.Context, _option: click.Parameter, value: str) -> tuple[str, ...]:
+    """Parse a value of nodePortAddresses. Raises BadParameter."""
+    try:
+        return tuple(map(str, NODE_PORT_ADDRESSES.effective(tuple(filter(None, value.split(","))))))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @command(
@@ -60,13 +78,20 @@ def _port_range(_context: click.Context, _option: click.Parameter, value: str) -
     help="The --service-node-port-range of the API server.",
     group=SOURCE,
 )
+@_migrate_option
 @url_option(unless="flags of `run`")
 @_verbose_option
 @report_option()
 @functools.partial(config_options, without="v")
 @click_errors(NotANode)
+@read_errors()
 def check(
-    node_port_range: tuple[int, int], url: str | None, verbose: bool, output: str, flags: dict[str, object]
+    node_port_range: tuple[int, int],
+    migrate_to: str | None,
+    url: str | None,
+    verbose: bool,
+    output: str,
+    flags: dict[str, object],
 ) -> None:
     """Check that this node can run the proxy, and print each problem and what to do about it.
 
@@ -77,19 +102,24 @@ def check(
     The configuration is that of the agent on this node, if one answers, or follows from the flags of `run`. A check that
     cannot run is skipped, with the reason: a debug pod, for example, does not have the agent's permissions.
 
+    With --migrate-to, name what fails or changes for clients of Services if a kube-proxy in this mode serves the node:
+    with the settings that its rules show now, or with --nodeport-addresses.
+
     \b
     sudo pykubeproxy check
+    sudo pykubeproxy check --migrate-to nftables
     sudo pykubeproxy check --config /var/lib/kube-proxy/config.conf -o json
     """
     check_url(url, flags)
     kernel.require_node()
     # It needs the extra `node`.
-    from pykubeproxy.nodes.this_node_checks import check_this_node
+    from pykubeproxy.nodes.this_node_checks import check_migration, check_this_node
 
     garbage.collect_rarely()
     wanted = _configuration(url, flags)
     logs.set_up(wanted.config.logging.format)
-    found = check_report([check_this_node(wanted, node_port_range)])
+    one = check_migration(wanted, migrate_to) if migrate_to else check_this_node(wanted, node_port_range)
+    found = check_report([one])
     emit(found, "wide" if verbose and output == "text" else output)
     if not found.passed:
         raise SystemExit(DIFFERENT)
@@ -122,18 +152,38 @@ def _configuration(url: str | None, flags: Mapping[str, object]) -> "CheckedConf
         2: "Wrong usage or a failure, or a node could not be read.",
     },
 )
+@_migrate_option
+@option(
+    "--nodeport-addresses",
+    "node_port_addresses",
+    default="",
+    callback=_addresses,
+    metavar="CIDR,...|primary|all",
+    help="The nodePortAddresses of kube-proxy after it changes with --migrate-to.  [default: as now]",
+    group=QUESTION,
+)
 @_verbose_option
 @report_option()
 @node_option
 @cluster_options
-def check_nodes(verbose: bool, output: str, nodes: tuple[str, ...], cluster: ClusterOptions) -> None:
+def check_nodes(
+    migrate_to: str | None,
+    node_port_addresses: tuple[str, ...],
+    verbose: bool,
+    output: str,
+    nodes: tuple[str, ...],
+    cluster: ClusterOptions,
+) -> None:
     """Check the proxies of nodes, and print each problem and what to do about it.
 
     On nodes with pykubeproxy, run `pykubeproxy check` in its pod. On others, check what can be seen from outside: the pod
     of kube-proxy, its version, the backend of its rules, and the jumps to its chains.
 
+    With --migrate-to, name what fails or changes for clients of Services if kube-proxy in this mode serves the nodes.
+
     \b
     kubectl pykubeproxy check
+    kubectl pykubeproxy check --migrate-to nftables
     kubectl pykubeproxy check --node node1 -v
     """
     from pykubeproxy.nodes.proxy_states import check_cluster
@@ -142,7 +192,8 @@ def check_nodes(verbose: bool, output: str, nodes: tuple[str, ...], cluster: Clu
         selected_nodes(cluster, nodes) as (access, wanted),
         progress(len(wanted), "Checking nodes") as advance,
     ):
-        found, unread = check_cluster(access, wanted, advance)
+        migration = Migration(migrate_to, node_port_addresses) if migrate_to else None
+        found, unread = check_cluster(access, wanted, advance, migration)
     emit(found, "wide" if verbose and output == "text" else output)
     if not found.passed:
         raise SystemExit(DIFFERENT)

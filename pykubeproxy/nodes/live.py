@@ -82,7 +82,7 @@ class LiveNode:
             node=Node(host_name()),
             origin=Origin(f"live rules ({backend.value})", f"in the {backend.value} tables of this node"),
             rules=rules,
-            network=_network(question.families) if question.lazily else NodeNetwork(),
+            network=_network(question.families) if question.lazily or question.addresses else NodeNetwork(),
             unread=unread,
             remarks=remarks,
         )

@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.check import from_outside
 from pykubeproxy.inspect.check.firewalls import firewalls
+from pykubeproxy.inspect.check.migration import IPVS, Migration, migration
 from pykubeproxy.inspect.check.report import (
     Check,
     CheckedNode,
@@ -21,11 +23,11 @@ from pykubeproxy.inspect.node import UNREAD_NFTABLES, NodeState, Question, Unkno
 from pykubeproxy.inspect.status import ProxyStatus, StatusReport, agent_status, status_report
 from pykubeproxy.nodes.cluster import NodeAccess, NodePods, on_each_node, read_node
 from pykubeproxy.nodes.proxies import ProxyPod
-from pykubeproxy.objects import Family, Node
+from pykubeproxy.objects import Family, Kind, Node, Service
 from pykubeproxy.sources import Client
 from pykubeproxy.sources.failures import Failure
 from pykubeproxy.sources.pods import run_in_pod
-from pykubeproxy.sources.queries import server_version
+from pykubeproxy.sources.queries import list_kind, server_version
 from pykubeproxy.wording import one_line
 
 
@@ -66,9 +68,14 @@ class ProxyState(msgspec.Struct, Generic[_Answer], frozen=True):
 
 
 def _proxy_state(
-    access: NodeAccess, node: Node, pods: NodePods, command: str, kind: type[_Answer]
+    access: NodeAccess,
+    node: Node,
+    pods: NodePods,
+    command: str,
+    kind: type[_Answer],
+    options: Sequence[str] = (),
 ) -> ProxyState[_Answer]:
-    """Return the state of the proxy of a node; our agents are asked with a command such as "status"."""
+    """Return the state of the proxy of a node; our agents are asked with a command such as "status" and its options."""
     proxy = pods.proxy(node)
     if proxy is None or not proxy.ours or not proxy.pod.runs:
         return ProxyState(
@@ -77,7 +84,7 @@ def _proxy_state(
             read_node(access, node, pods, question=Question(nftables=True, firewalls=command == "check")),
         )
     try:
-        answer = run_in_pod(access.client, proxy.target, ("pykubeproxy", command, "-o", "json"))
+        answer = run_in_pod(access.client, proxy.target, ("pykubeproxy", command, *options, "-o", "json"))
         if answer.output.lstrip().startswith(b"{"):
             return ProxyState(node, proxy, answer=_decoded(answer.output, kind))
     except Failure as failure:
@@ -169,15 +176,54 @@ def _notes(state: ProxyState[StatusReport]) -> tuple[str, ...]:
 
 
 def check_cluster(
-    access: NodeAccess, nodes: Sequence[Node], advance: Callable[[], None]
+    access: NodeAccess,
+    nodes: Sequence[Node],
+    advance: Callable[[], None],
+    wanted: Migration | None = None,
 ) -> tuple[CheckReport, bool]:
-    """Return the findings about nodes, and whether a node could not be read. Raises ReadError."""
+    """Return the findings about nodes, or about their change to another mode, and whether a node could not be read.
+
+    Raises ReadError, SourceError.
+    """
+    options: tuple[str, ...] = ()
+    if wanted:
+        options = ("--migrate-to", wanted.to)
+        if wanted.node_port_addresses:
+            options += ("--nodeport-addresses", ",".join(wanted.node_port_addresses))
     asked = on_each_node(
-        access, lambda node, pods: _proxy_state(access, node, pods, "check", CheckReport), nodes, advance
+        access,
+        lambda node, pods: _proxy_state(access, node, pods, "check", CheckReport, options),
+        nodes,
+        advance,
     )
     states = [*asked]
+    unread = any(map(_is_unread, states))
+    if wanted:
+        if any(state.mode == IPVS for state in states):
+            services = list_kind(access.client, Kind.SERVICE).objects
+            wanted = replace(wanted, services=[one for one in services if isinstance(one, Service)])
+        return check_report(_migrating(state, wanted) for state in states), unread
     version = _server_version(access.client)
-    return check_report(_checked(state, version) for state in states), any(map(_is_unread, states))
+    return check_report(_checked(state, version) for state in states), unread
+
+
+def _migrating(state: ProxyState[CheckReport], wanted: Migration) -> CheckedNode:
+    findings: list[Finding] = []
+    if state.answer:
+        findings += state.answer.nodes[0].checks
+    if state.read:
+        findings += migration(wanted, replace(state.read, node=state.node))
+    if state.failure:
+        findings.append(from_outside.unread(state.failure))
+    proxy = state.proxy
+    return checked_node(
+        state.node.name,
+        findings,
+        proxy=str(proxy) if proxy else "",
+        pod=str(proxy.pod) if proxy else "",
+        backend=state.backend,
+        migrate_to=wanted.to,
+    )
 
 
 def _is_unread(state: ProxyState[CheckReport]) -> bool:

@@ -10,8 +10,9 @@ from pykubeproxy import kernel
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.inspect.check import this_node as checks
 from pykubeproxy.inspect.check.firewalls import firewalls
+from pykubeproxy.inspect.check.migration import IPTABLES, Migration, migration, nft_version
 from pykubeproxy.inspect.check.report import Check, CheckedNode, Finding, checked_node
-from pykubeproxy.inspect.node import Question, ReadError
+from pykubeproxy.inspect.node import NodeState, Question, ReadError, UnknownNode
 from pykubeproxy.kernel import (
     Backend,
     KernelError,
@@ -24,6 +25,7 @@ from pykubeproxy.kernel import (
     nftables,
     system,
 )
+from pykubeproxy.kernel.runner import Runner
 from pykubeproxy.kernel.system import Process
 from pykubeproxy.nodes import host_name
 from pykubeproxy.nodes.live import LiveNode
@@ -67,6 +69,27 @@ def check_this_node(wanted: CheckedConfig, node_ports: tuple[int, int]) -> Check
     return checked_node(
         node_name, findings, backend=backend.value if backend else "", configuration=wanted.title
     )
+
+
+def check_migration(wanted: CheckedConfig, to: str) -> CheckedNode:
+    """Check what clients notice if this node changes to a mode of kube-proxy. Raises ReadError."""
+    name = wanted.config.hostname_override or host_name()
+    (state,) = LiveNode(wanted.config.iptables_backend.value).nodes(
+        Question(addresses=True, nftables=True, firewalls=True)
+    )
+    node = replace(wanted.node or Node(name), kernel=os.uname().release)
+    read: NodeState | UnknownNode = replace(state, node=node)
+    if leftovers.has_interface() and leftovers.virtual_servers().of_kube_proxy:
+        read = UnknownNode(node, "runs kube-proxy in IPVS mode", True, "ipvs")
+    findings = [Check("tables").skip(remark) for remark in state.remarks]
+    findings += migration(Migration(to, wanted.config.node_port_addresses), read)
+    if to == IPTABLES:
+        backend = kernel.choose_backend(wanted.config.iptables_backend.value)
+        findings += [one for family in Family for one in _tools(wanted.config, node, backend, family)]
+    else:
+        printed = Runner().run(("nft", "--version"))
+        findings.append(nft_version(printed.stdout))
+    return checked_node(name, findings, configuration=wanted.title, migrate_to=to)
 
 
 def _with_server(config: Config, agents: Iterable[Process]) -> Config:

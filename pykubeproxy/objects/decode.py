@@ -163,8 +163,13 @@ class WireNodeSpec(msgspec.Struct, gc=False):
     taints: list[WireTaint] | None = None
 
 
+class WireNodeInfo(msgspec.Struct, gc=False):
+    kernelVersion: str | None = None  # noqa: N815
+
+
 class WireNodeStatus(msgspec.Struct, gc=False):
     addresses: list[WireNodeAddress] | None = None
+    nodeInfo: WireNodeInfo | None = None  # noqa: N815
 
 
 class WireNode(msgspec.Struct, gc=False):
@@ -444,4 +449,5 @@ def _node(node: WireNode) -> Node:
         taints=tuple(check.optional_name(taint.key) for taint in spec.taints or ()),
         rejected=tuple(rejected),
         os=check.optional_name(labels.get(_OS_LABEL)),
+        kernel=check.optional_name(status.nodeInfo.kernelVersion) if status.nodeInfo else "",
     )

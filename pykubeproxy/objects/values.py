@@ -188,6 +188,7 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     - `taints`: the keys of its taints
     - `rejected`: values that the other fields omit
     - `os`: its operating system, such as "linux" or "windows", "" if unknown
+    - `kernel`: the release of its kernel, such as "6.12.0-55.el10", "" if unknown
     """
 
     name: str
@@ -198,6 +199,7 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     taints: tuple[str, ...] = ()
     rejected: tuple[RejectedValue, ...] = ()
     os: str = ""
+    kernel: str = ""
 
     @property
     def key(self) -> Key:

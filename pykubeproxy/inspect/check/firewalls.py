@@ -41,11 +41,11 @@ def firewalls(family: Family, rules: NodeRules, network: NodeNetwork) -> Iterato
     if not tables:
         return
     stopped: dict[Step, dict[str, None]] = {}
-    packets_sent = list(_packets(family, rules, network))
+    packets_sent = list(packets_to_services(family, rules, network))
     try:
         for title, ways in packets_sent:
             for packets in ways:
-                for step in set.intersection(*(_stopping(rules.rule_sets, one, network) for one in packets)):
+                for step in set.intersection(*(stopping(rules.rule_sets, one, network) for one in packets)):
                     if step.table in tables:
                         stopped.setdefault(step, {})[title] = None
     except TooManyRules as error:
@@ -58,7 +58,7 @@ def firewalls(family: Family, rules: NodeRules, network: NodeNetwork) -> Iterato
         yield check.ok(f"packets to Services pass nftables {listed(tables)}")
 
 
-def _packets(
+def packets_to_services(
     family: Family, rules: NodeRules, network: NodeNetwork
 ) -> Iterator[tuple[str, Sequence[Sequence[Packet]]]]:
     """Yield frontends with packets to them: those of the node, and those of others by each interface."""
@@ -95,7 +95,7 @@ def _frontends(rules: NodeRules) -> Iterator[FrontendRule]:
     )
 
 
-def _stopping(rules: Sequence[RuleSet], packet: Packet, network: NodeNetwork) -> set[Step]:
+def stopping(rules: Sequence[RuleSet], packet: Packet, network: NodeNetwork) -> set[Step]:
     """Return the rules that stop most clients, without their reasons."""
     shares: dict[Step, float] = {}
     for end in walk(rules, packet, network, record=True).ends:

@@ -79,6 +79,7 @@ class CheckedNode(msgspec.Struct, frozen=True, rename="camel"):
     - `pod`: NAMESPACE/NAME of its pod, or ""
     - `backend`: "nft" or "legacy", or "" if unknown
     - `configuration`: where the configuration comes from, "" if it does not matter
+    - `migrateTo`: the mode of kube-proxy, if the checks are about a change to it; else ""
     """
 
     node: str
@@ -89,6 +90,7 @@ class CheckedNode(msgspec.Struct, frozen=True, rename="camel"):
     pod: str = ""
     backend: str = ""
     configuration: str = ""
+    migrate_to: str = ""
 
 
 class CheckReport(Report, frozen=True):
@@ -131,6 +133,7 @@ def checked_node(
     pod: str = "",
     backend: str = "",
     configuration: str = "",
+    migrate_to: str = "",
 ) -> CheckedNode:
     """Return the checks of a node with their result; warnings and skipped checks are no failures."""
     levels = {check.level for check in checks}
@@ -143,6 +146,7 @@ def checked_node(
         pod,
         backend,
         configuration,
+        migrate_to,
     )
 
 
@@ -166,4 +170,5 @@ def _summary(checked: CheckedNode) -> str:
     counts = ", ".join(f"{count[level]} {level.value}" for level in levels if count[level])
     ready = "ready" if checked.passed else "not ready"
     apart = ", apart from what was skipped" if checked.passed and not checked.complete else ""
-    return f"{counts}: this node is {ready} for the proxy{apart}."
+    what = f"{checked.migrate_to} mode" if checked.migrate_to else "the proxy"
+    return f"{counts}: this node is {ready} for {what}{apart}."

@@ -256,6 +256,28 @@ def test_check_fails_on_flushed_jumps(cluster: RemoteNodes) -> None:
     assert "no jump from nat OUTPUT to\n" in text
 
 
+def test_change_of_mode(cluster: RemoteNodes) -> None:
+    """Our agent answers for its node; the rules of others are read."""
+    own = {"check": "kernel", "level": "ok", "message": "works", "advice": "", "family": None}
+    cluster.program("p2", "pykubeproxy", checks_of(own))
+    document = printed("check", "--migrate-to", "nftables")
+    assert document["passed"]
+    first, second, third = document["nodes"]
+    assert {it["migrateTo"] for it in document["nodes"]} == {"nftables"}
+    levels = {it["check"]: it["level"] for it in first["checks"]}
+    assert levels == {"mode": "ok", "kernel": "skip", "other-ports": "warn", "foreign-rules": "ok"}
+    assert second["checks"] == [own]
+    assert [(it["check"], it["level"]) for it in third["checks"]] == [("mode", "skip")]
+
+
+def test_change_of_mode_that_breaks_something(cluster: RemoteNodes) -> None:
+    cluster.saves("p1", "nft", SERVING.replace("*nat\n", "*nat\n-A PREROUTING -j KUBE-MARK-MASQ\n", 1))
+    text = invoke("check", "--node", "n1", "--migrate-to", "nftables", code=1).stdout
+    assert "fail  foreign-rules IPv4" in text
+    wrong = invoke("check", "--migrate-to", "nftables", "--nodeport-addresses", "x", code=2).stderr
+    assert "must be CIDRs such as 10.244.0.0/16" in wrong
+
+
 @pytest.mark.parametrize("command", ["status", "check", "bundle"])
 def test_progress_counts_nodes(cluster: RemoteNodes, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     seen: list[str] = []
