@@ -59,9 +59,10 @@ def _port_range(_context: click.Context, _option: click.Parameter, value: str) -
 def _addresses(_context: click.Context, _option: click.Parameter, value: str) -> tuple[str, ...]:
     """Parse a value of nodePortAddresses. Raises BadParameter."""
     try:
-        return tuple(map(str, NODE_PORT_ADDRESSES.effective(tuple(filter(None, value.split(","))))))
+        found = NODE_PORT_ADDRESSES.effective(tuple(filter(None, value.split(","))))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+    return found if isinstance(found, tuple) else ()
 
 
 @command(

@@ -32,7 +32,8 @@ from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.failures import Failure, Forbidden
 from pykubeproxy.sources.pods import ContainerRef, NotInImage, run_in_pod
-from pykubeproxy.wording import one_line
+from pykubeproxy.sources.queries import node_images
+from pykubeproxy.wording import listed, one_line
 
 _NO_POD = (
     "no pod of kube-proxy or pykubeproxy on the host network; if it has other labels or is not in kube-system, use"
@@ -48,6 +49,12 @@ _SILENCE = 30.0
 _LEGACY_TOO = "-legacy tables present"
 _IPVS = "--match-set KUBE-"
 _ALL_IPTABLES = Question()
+# Parts of the names of images that are likely to have iptables-save and sleep, the likeliest first.
+_WITH_IPTABLES = (
+    "pykubeproxy", "kube-proxy", "distroless-iptables", "hardened-kubernetes", "calico/node", "hardened-calico",
+    "cilium/cilium", "flannel", "nftables", "iptables",
+)  # fmt: skip
+_MOST_IMAGES = 2
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -164,6 +171,8 @@ def _read_node(
     if access.debug_pods:
         containers.append(access.debug_pods.on(node.name))
     found: NodeState | UnknownNode = _without_container(node, proxy, other)
+    if not containers and not proxy and not other:
+        return _with_images(access.client, node)
     for container in containers:
         try:
             with container as opened:
@@ -185,6 +194,17 @@ def _without_container(node: Node, proxy: ProxyPod | None, other: str) -> Unknow
     if other:
         return UnknownNode(node, f"runs {other} and no kube-proxy", by_design=True)
     return UnknownNode(node, _NO_POD)
+
+
+def _with_images(client: Client, node: Node) -> UnknownNode:
+    """Return a node without a pod of a proxy, with the images that it holds for --debug-image."""
+    try:
+        images = [one_line(image) for image in node_images(client, node.name)]
+    except Failure:
+        images = []
+    likely = [image for part in _WITH_IPTABLES for image in images if part in image]
+    named = listed([*dict.fromkeys(likely)][:_MOST_IMAGES])
+    return UnknownNode(node, f"{_NO_POD}{f'; the node holds {named}' if named else ''}")
 
 
 def _read(
@@ -210,7 +230,8 @@ def _read(
         try:
             native = _nftables(client, container, used.tables, question)
         except NotInImage:
-            without_nft = f"pod {container} has no nft" if question.firewalls else ""
+            # Without the name of the pod, notes about many nodes are one.
+            without_nft = "the image of its pod has no nft" if question.firewalls else ""
     for family, ruleset in native.items():
         if ruleset.chains:
             known = rules.get(family, NodeRules(Ruleset(family, {})))

@@ -77,7 +77,8 @@ def check_migration(wanted: CheckedConfig, to: str) -> CheckedNode:
     (state,) = LiveNode(wanted.config.iptables_backend.value).nodes(
         Question(addresses=True, nftables=True, firewalls=True)
     )
-    node = replace(wanted.node or Node(name), kernel=os.uname().release)
+    known = wanted.node or _server(wanted.config, name, as_agent=False)[0] or Node(name)
+    node = replace(known, kernel=os.uname().release)
     read: NodeState | UnknownNode = replace(state, node=node)
     if leftovers.has_interface() and leftovers.virtual_servers().of_kube_proxy:
         read = UnknownNode(node, "runs kube-proxy in IPVS mode", True, "ipvs")

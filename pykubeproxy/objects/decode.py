@@ -431,7 +431,7 @@ def timestamp(text: str | None) -> float | None:
 
 def _node(node: WireNode) -> Node:
     meta, spec, status = node.metadata, node.spec or WireNodeSpec(), node.status or WireNodeStatus()
-    labels = meta.labels or {}
+    labels, info = meta.labels or {}, status.nodeInfo or WireNodeInfo()
     pod_cidrs = spec.podCIDRs or ([spec.podCIDR] if spec.podCIDR else [])
     addresses = (
         (number, entry.address)
@@ -449,5 +449,6 @@ def _node(node: WireNode) -> Node:
         taints=tuple(check.optional_name(taint.key) for taint in spec.taints or ()),
         rejected=tuple(rejected),
         os=check.optional_name(labels.get(_OS_LABEL)),
-        kernel=check.optional_name(status.nodeInfo.kernelVersion) if status.nodeInfo else "",
+        # Some kernels that are built from changed sources end with "+".
+        kernel=check.optional_name((info.kernelVersion or "").rstrip("+")),
     )

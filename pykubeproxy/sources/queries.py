@@ -111,6 +111,28 @@ def list_items(
         return read()
 
 
+class _Image(msgspec.Struct):
+    names: list[str] = []
+
+
+class _ImagesStatus(msgspec.Struct):
+    images: list[_Image] = []
+
+
+class _NodeImages(msgspec.Struct):
+    status: _ImagesStatus = msgspec.field(default_factory=_ImagesStatus)
+
+
+def node_images(client: Client, node: str) -> tuple[str, ...]:
+    """Return an image of each kind that a node holds, with a tag if it has one. Raises Failure."""
+    decoder = msgspec.json.Decoder(_NodeImages)
+    found = list_items(
+        client, "/api/v1/nodes", "Node", {"fieldSelector": f"metadata.name={node}"}, decoder.decode
+    )
+    names = (image.names for one in found for image in one.status.images if image.names)
+    return tuple(min(some, key=lambda name: "@" in name) for some in names)
+
+
 class _ManagedFields(msgspec.Struct):
     time: datetime | None = None
 

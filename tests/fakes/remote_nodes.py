@@ -1,6 +1,7 @@
 """A cluster seen from outside: the lab's API server, and pods whose programs print what a test says."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -58,14 +59,18 @@ class RemoteNodes:
     def __exit__(self, *raised: Any) -> None:
         self.api.__exit__(*raised)
 
-    def node(self, name: str, os: str = "linux") -> None:
-        """Add a Node."""
+    def node(self, name: str, os: str = "linux", *, kernel: str = "", images: Sequence[str] = ()) -> None:
+        """Add a Node that holds these images."""
         address = {"type": "InternalIP", "address": f"192.168.0.{len(name) + 1}"}
         self._create(
             {
                 "kind": "Node",
                 "metadata": {"name": name, "labels": {"kubernetes.io/os": os}},
-                "status": {"addresses": [address]},
+                "status": {
+                    "addresses": [address],
+                    "nodeInfo": {"kernelVersion": kernel},
+                    "images": [{"names": [f"{image.partition(':')[0]}@sha256:1", image]} for image in images],
+                },
             }
         )
 

@@ -117,6 +117,30 @@ def test_proxy_rules_in_the_backend_in_use_pass(node: Runner, backend: Backend) 
     assert node_state(node) == before
 
 
+def test_change_to_nftables_mode(node: Runner, backend: Backend) -> None:
+    """It needs nothing of the kernel but its version, and changes nothing."""
+    run(node, "ip", "address", "add", "192.168.99.10/24", "dev", "lo")
+    iptables = open_iptables(backend, Family.IPV4, node)
+    iptables.restore(as_restore_input("nodeport", Family.IPV4))
+    before = node_state(node)
+    document = checked("--migrate-to", "nftables", code=1)
+    assert document["migrateTo"] == "nftables"
+    assert levels(document, "kernel") == levels(document, "nft") == ["ok"]
+    primary, local = of(document, "node-ports")
+    assert primary["message"].startswith("node ports are served at the primary address of the node only")
+    assert local["message"] == (
+        "node ports are not served at 127.0.0.1 in nftables mode, whatever its settings: ns1/web:http (30080)"
+    )
+    set_ = checked("--migrate-to", "nftables", "--nodeport-addresses", "10.0.0.0/8", code=1)
+    assert of(set_, "node-ports")[0]["message"] == (
+        "node ports are not served at 192.168.99.10 in nftables mode: ns1/web:http (30080)"
+    )
+    all_ = checked("--migrate-to", "nftables", "--nodeport-addresses", "all", code=1)
+    assert levels(all_, "node-ports") == ["fail"]
+    assert levels(checked("--migrate-to", "iptables"), "mode") == ["ok"]
+    assert node_state(node) == before
+
+
 def test_proxy_rules_in_the_other_backend_fail(node: Runner, backend: Backend) -> None:
     """The rules are kept."""
     proxy_rules(node, OTHER[backend])

@@ -179,13 +179,16 @@ def _node_ports(
     now = [address for address in reachable if _is_served(rules, found[0], address, state)]
     present = {one: _chosen_addresses(rules.ruleset) for one, rules in state.rules.items()}
     everywhere = not present[family]
-    # Only the Node's addresses are known if there are no routes.
-    unknown = everywhere and not state.network.routes and not wanted.node_port_addresses
+    # Without routes, only the Node's addresses are known.
+    known = state.network.routes and of_family(state.node.addresses, family)
+    unknown = everywhere and not known and not wanted.node_port_addresses
     if wanted.to == NFTABLES:
         # With nodePortAddresses of the other family only, kube-proxy serves all addresses of this one.
         chosen = present[family] or (reachable if any(present.values()) else ())
         kept = _kept(wanted, state.node, family, reachable, chosen)
-        yield from _lost(family, titles, [one for one in now if one not in kept], kept, unknown=unknown)
+        certain = wanted.node_port_addresses or kept
+        lost = [one for one in now if one not in kept and (certain or one == _LOCALHOST)]
+        yield from _lost(family, titles, lost, kept, unknown=unknown)
         return
     served = reachable
     if wanted.node_port_addresses:
@@ -216,7 +219,7 @@ def _lost(
     family: Family, titles: Sequence[str], lost: Sequence[str], kept: Collection[str], *, unknown: bool
 ) -> Iterator[Finding]:
     check = Check("node-ports", family)
-    serves, ports = listed(sorted(kept)) or "no address", listed(titles, _MOST_NAMED)
+    serves, ports = listed(sorted(kept)) or "the primary address of the node", listed(titles, _MOST_NAMED)
     if elsewhere := [one for one in lost if one != _LOCALHOST]:
         yield check.fail(
             f"node ports are not served at {listed(elsewhere, _MOST_NAMED)} in nftables mode: {ports}",

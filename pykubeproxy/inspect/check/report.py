@@ -79,7 +79,7 @@ class CheckedNode(msgspec.Struct, frozen=True, rename="camel"):
     - `pod`: NAMESPACE/NAME of its pod, or ""
     - `backend`: "nft" or "legacy", or "" if unknown
     - `configuration`: where the configuration comes from, "" if it does not matter
-    - `migrateTo`: the mode of kube-proxy, if the checks are about a change to it; else ""
+    - `migrate_to`: the mode of kube-proxy, if the checks are about a change to it; else ""
     """
 
     node: str

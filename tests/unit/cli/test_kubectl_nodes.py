@@ -260,7 +260,14 @@ def test_change_of_mode(cluster: RemoteNodes) -> None:
     """Our agent answers for its node; the rules of others are read."""
     own = {"check": "kernel", "level": "ok", "message": "works", "advice": "", "family": None}
     cluster.program("p2", "pykubeproxy", checks_of(own))
-    document = printed("check", "--migrate-to", "nftables")
+    cluster.node("n4", kernel="5.10.0+")
+    cluster.pod("p4", "n4")
+    cluster.saves("p4", "nft", SERVING)
+    *_, fourth = printed("check", "--migrate-to", "nftables", code=1)["nodes"]
+    assert [it["message"] for it in fourth["checks"] if it["level"] == "fail"] == [
+        "kernel 5.10.0 is older than 5.13, so kube-proxy does not start in nftables mode"
+    ]
+    document = printed("check", "--migrate-to", "nftables", "--node", "n1", "--node", "n2", "--node", "n3")
     assert document["passed"]
     first, second, third = document["nodes"]
     assert {it["migrateTo"] for it in document["nodes"]} == {"nftables"}

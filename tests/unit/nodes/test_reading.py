@@ -81,6 +81,24 @@ def test_node_without_rules_to_read(
     assert expected in reason(read()["n1"], by_design=by_design)
 
 
+def test_node_without_a_pod_names_images_that_it_holds(cluster: RemoteNodes, read: Read) -> None:
+    """As with k3s, whose proxy is part of its agent. No pod is created."""
+    images = (
+        "rancher/mirrored-pause:3.6",
+        "docker.io/flannel/flannel:v0.27",
+        "r.example/calico/node:v3.30",
+        "a/iptables:1",
+    )
+    cluster.node("n1", images=images)
+    cluster.node("n2", images=("rancher/mirrored-pause:3.6",))
+    outcomes = read()
+    assert reason(outcomes["n1"]).endswith(
+        "; the node holds r.example/calico/node:v3.30 and docker.io/flannel/flannel:v0.27"
+    )
+    assert reason(outcomes["n2"]).endswith("or save a bundle on the node")
+    assert cluster.debug_pods() == []
+
+
 def test_rules_in_both_backends(cluster: RemoteNodes, read: Read) -> None:
     """The warning of iptables-nft-save on standard error is the sign to look."""
     cluster.pod("p1", "n1")
@@ -111,7 +129,7 @@ def test_tables_beside_those_of_iptables(cluster: RemoteNodes, read: Read) -> No
     cluster.saves("p1", "nft", SERVING)
     without = read(nftables=True)["n1"]
     assert isinstance(without, NodeState)
-    assert list(without.remarks) == ["tables of nftables could not be read: pod kube-system/p1 has no nft"]
+    assert list(without.remarks) == ["tables of nftables could not be read: the image of its pod has no nft"]
     cluster.nft("p1", "table inet firewalld\n", FIREWALLD.read_text())
     outcome = read(nftables=True)["n1"]
     assert isinstance(outcome, NodeState)
