@@ -1,5 +1,6 @@
 """`status`: check the health of proxies."""
 
+import sys
 import time
 
 import click
@@ -52,7 +53,8 @@ def status(url: str | None, bundle_file: str | None, output: str) -> None:
     else:
         body = _fetched(url or DEFAULT_URL, output)
         agent = _decoded(body, url or DEFAULT_URL, "set --url to its metrics address")
-        found = status_report([agent_status(agent)], time.time())
+        notes = () if url else _firewall_notes(agent)
+        found = status_report([replace(agent_status(agent), notes=notes)], time.time())
     _show(found, output)
 
 
@@ -68,7 +70,8 @@ def status_of_nodes(output: str, nodes: tuple[str, ...], cluster: ClusterOptions
     """Show the proxy of each node: its version, mode and backend, restarts, and what is wrong with it.
 
     For pykubeproxy, this shows the health that its agent reports. For kube-proxy, it shows the state of its pod, and
-    whether it has written rules; use diff to see whether they are up to date.
+    whether it has written rules; use diff to see whether they are up to date. On all nodes, name rules of nftables that
+    stop packets to Services.
 
     \b
     kubectl pykubeproxy status
@@ -82,6 +85,20 @@ def status_of_nodes(output: str, nodes: tuple[str, ...], cluster: ClusterOptions
     ):
         found = cluster_status(access, wanted, advance)
     _show(found, output)
+
+
+def _firewall_notes(agent: AgentStatus) -> tuple[str, ...]:
+    """Return which rules of nftables stop packets to Services on this node, as far as this process may read them."""
+    from pykubeproxy.kernel import nftables
+
+    try:
+        if not sys.platform.startswith("linux") or not nftables.native_tables():
+            return ()
+    except OSError:
+        return ()
+    from pykubeproxy.nodes.this_node_checks import firewall_warnings  # few nodes have such tables
+
+    return firewall_warnings(agent.backend)
 
 
 def _show(found: StatusReport, output: str) -> None:

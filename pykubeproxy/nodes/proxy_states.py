@@ -16,6 +16,7 @@ from pykubeproxy.inspect.check.report import (
     CheckedNode,
     CheckReport,
     Finding,
+    Level,
     check_report,
     checked_node,
 )
@@ -81,7 +82,7 @@ def _proxy_state(
         return ProxyState(
             node,
             proxy,
-            read_node(access, node, pods, question=Question(nftables=True, firewalls=command == "check")),
+            read_node(access, node, pods, question=Question(nftables=True, firewalls=True)),
         )
     try:
         answer = run_in_pod(access.client, proxy.target, ("pykubeproxy", command, *options, "-o", "json"))
@@ -166,13 +167,20 @@ def _problem(state: ProxyState[StatusReport]) -> str:
 
 
 def _notes(state: ProxyState[StatusReport]) -> tuple[str, ...]:
-    """Return harmless reasons why rules were not read."""
+    """Return harmless reasons why rules were not read, and rules of nftables that stop packets to Services."""
     match state.read:
         case UnknownNode(by_design=True, mode="", reason=reason):
             return (f"It {reason}.",)
-        case NodeState(unread=unread):
-            return tuple(f"{what} could not be read: {reason}" for what, reason in unread.items())
-    return ()
+        case NodeState(rules=rules, unread=unread, network=network):
+            unread_families = ((key, reason) for key, reason in unread.items() if key != UNREAD_NFTABLES)
+            found = (
+                one for family, of_family in rules.items() for one in firewalls(family, of_family, network)
+            )
+            return (
+                *(f"{what} could not be read: {reason}" for what, reason in unread_families),
+                *(one.message for one in found if one.level is Level.WARN),
+            )
+    return state.answer.nodes[0].notes if state.answer else ()
 
 
 def check_cluster(

@@ -11,7 +11,7 @@ from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.inspect.check import this_node as checks
 from pykubeproxy.inspect.check.firewalls import firewalls
 from pykubeproxy.inspect.check.migration import IPTABLES, Migration, migration, nft_version
-from pykubeproxy.inspect.check.report import Check, CheckedNode, Finding, checked_node
+from pykubeproxy.inspect.check.report import Check, CheckedNode, Finding, Level, checked_node
 from pykubeproxy.inspect.node import NodeState, Question, ReadError, UnknownNode
 from pykubeproxy.kernel import (
     Backend,
@@ -141,6 +141,11 @@ def _firewalls(backend: Backend) -> Iterator[Finding]:
         yield Check("firewall").skip(remark)
     for family, rules in state.rules.items():
         yield from firewalls(family, rules, state.network)
+
+
+def firewall_warnings(backend: str) -> tuple[str, ...]:
+    """Return which rules of nftables stop packets to Services; none if they cannot be read."""
+    return tuple(one.message for one in _firewalls(Backend(backend)) if one.level is Level.WARN)
 
 
 def _tools(config: Config, this_node: Node | None, backend: Backend, family: Family) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from pykubeproxy.kernel import runner as runner_module
 from pykubeproxy.kernel.runner import CommandResult
 from pykubeproxy.kernel.system import run_in_new_namespace
 from pykubeproxy.nodes import this_node_checks
+from pykubeproxy.nodes.this_node_checks import firewall_warnings
 from pykubeproxy.objects import Family
 from tests.cases import as_restore_input
 from tests.fakes.process import path_without_ip6tables
@@ -139,6 +140,18 @@ def test_change_to_nftables_mode(node: Runner, backend: Backend) -> None:
     assert levels(all_, "node-ports") == ["fail"]
     assert levels(checked("--migrate-to", "iptables"), "mode") == ["ok"]
     assert node_state(node) == before
+
+
+def test_status_names_rules_that_stop_packets_to_services(node: Runner, backend: Backend) -> None:
+    proxy_rules(node, backend)
+    assert firewall_warnings(backend.value) == ()
+    run(
+        node,
+        "nft",
+        "add table inet fw; add chain inet fw in { type filter hook forward priority 5; policy drop; }",
+    )
+    (warning,) = firewall_warnings(backend.value)
+    assert warning.startswith("chain in of nftables table inet fw drops packets to ")
 
 
 def test_proxy_rules_in_the_other_backend_fail(node: Runner, backend: Backend) -> None:

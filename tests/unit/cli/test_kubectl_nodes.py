@@ -209,6 +209,8 @@ def test_node_in_nftables_mode(cluster: RemoteNodes) -> None:
     assert "node port 192.168.99.10:30080" in invoke("dump-rules", "--node", "n1").stdout
     (entry,) = printed("status", "--node", "n1")["nodes"]
     assert (entry["mode"], entry["state"], entry["problem"]) == ("nftables", "ready", "")
+    assert all("chain in of nftables table inet fw drops packets to " in note for note in entry["notes"])
+    assert entry["notes"]
     (entry,) = printed("diff", "--node", "n1", "--sync-period", "0", code=1)["nodes"]
     assert (entry["verdict"], entry["settings"]["mode"]) == ("differs", "nftables")
     assert "web" in [it["name"] for it in entry["wrong"]]
