@@ -107,7 +107,7 @@ def traced(packet: PacketSpec, saved: Ruleset, native: NftRuleset, host: NodeNet
     return trace
 
 
-def service_packets(ruleset: NftRuleset, rng: random.Random) -> list[PacketSpec]:
+def service_packets(ruleset: NftRuleset, protocol: str, rng: random.Random) -> list[PacketSpec]:
     """Return packets to all addresses of Services, to other ports of them, and to a place beside them."""
     family = ruleset.family
     targets = [("10.96.255.250" if family is Family.IPV4 else "fd00:10:96::fffa", 80)]
@@ -115,28 +115,32 @@ def service_packets(ruleset: NftRuleset, rng: random.Random) -> list[PacketSpec]
         for element in one.elements:
             match key.name, element:
                 case "service-ips" | "no-endpoint-services", [
-                    {"concat": [str(address), "tcp", int(port)]},
+                    {"concat": [str(address), str(), int(port)]},
                     _,
                 ]:
                     targets += [(address, port), (address, 9090)]
-                case "service-nodeports" | "no-endpoint-nodeports", [{"concat": ["tcp", int(port)]}, _]:
+                case "service-nodeports" | "no-endpoint-nodeports", [{"concat": [str(), int(port)]}, _]:
                     targets += [(address, port) for address in NODE[family]]
-    packets = [PacketSpec(*source, *target, "tcp") for source in sources(family) for target in targets]
+    packets = [PacketSpec(*source, *target, protocol) for source in sources(family) for target in targets]
     packets = [one for one in packets if one.port != 443]
     return rng.sample(packets, min(len(packets), 2 * SHOTS))
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("backend", [Backend.NFT], ids=["nft"], indirect=True)
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
 @pytest.mark.parametrize("case", CASES)
-def test_kube_proxy_in_nftables_mode(network: LinkedNode, nft: Runner, family: Family, case: str) -> None:
-    text = nft_list(case)
+def test_kube_proxy_in_nftables_mode(
+    network: LinkedNode, nft: Runner, family: Family, case: str, protocol: str
+) -> None:
+    """The recorded Services have TCP ports. With another protocol, only that differs in the rules."""
+    text = nft_list(case).replace('"tcp"', f'"{protocol}"')
     for recorded, here in RENAMED.items():
         text = text.replace(recorded, here)
     items = [item for item in json.loads(text)["nftables"] if "metainfo" not in item]
     load(nft, json.dumps({"nftables": sorted(items, key=lambda item: ORDER.index(next(iter(item))))}), "-j")
     native, host = listed(network, family), host_of(network, family)
-    packets = service_packets(native, random.Random(case))
+    packets = service_packets(native, protocol, random.Random(case))
     traces = {packet: traced(packet, Ruleset(family, {}), native, host) for packet in packets}
     assert not wrong_traces(network, family, packets, traces)
 
