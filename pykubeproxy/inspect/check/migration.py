@@ -12,6 +12,7 @@ import msgspec
 from pykubeproxy.inspect.check.firewalls import packets_to_services, stopping
 from pykubeproxy.inspect.check.report import Check, Finding
 from pykubeproxy.inspect.dump.nftables import nft_frontends
+from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.node import NodeState, UnknownNode
 from pykubeproxy.inspect.packets.addresses import contains
 from pykubeproxy.inspect.packets.packet import DNAT, LOOPBACK, SNAT, Packet
@@ -71,11 +72,19 @@ def migration(wanted: Migration, state: NodeState | UnknownNode) -> Iterator[Fin
     if isinstance(state, UnknownNode):
         yield from _from_ipvs(wanted, state.node)
         return
-    for family, rules in state.rules.items():
-        in_iptables = [*serving_rules(rules.ruleset), *rejecting_rules(rules.ruleset)]
-        frontends = in_iptables or (list(nft_frontends(rules.nftables)) if rules.nftables else [])
-        if not frontends:
-            continue
+    for family in state.rules:
+        try:
+            yield from _of_family(wanted, state, family)
+        except TooManyRules as error:
+            yield Check("mode", family).skip(str(error))
+
+
+def _of_family(wanted: Migration, state: NodeState, family: Family) -> Iterator[Finding]:
+    rules = state.rules[family]
+    frontends = [*serving_rules(rules.ruleset), *rejecting_rules(rules.ruleset)]
+    if state.in_nftables_mode:
+        frontends = list(nft_frontends(rules.nftables)) if rules.nftables else []
+    if frontends:
         yield from _node_ports(wanted, state, family, frontends)
         yield from _clients(wanted.to, family, frontends)
         if wanted.to == NFTABLES:
