@@ -101,6 +101,7 @@ def test_json_has_version_verdict_and_findings() -> None:
         "pod": "",
         "backend": "nft",
         "configuration": "flags",
+        "migrateTo": "",
         "passed": False,
         "complete": False,
     }
