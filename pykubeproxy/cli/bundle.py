@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 import click
 
 import pykubeproxy
-from pykubeproxy.bundle.layout import BundledFile, Manifest, folder_name, missing, timestamp
+from pykubeproxy.bundle.layout import (
+    NFT_RULESET,
+    TABLES,
+    BundledFile,
+    Manifest,
+    folder_name,
+    missing,
+    timestamp,
+)
 from pykubeproxy.bundle.sections import agent_sections, node_sections
 from pykubeproxy.bundle.write import BundleSection, Member, collected, new_file, write_bundle
 from pykubeproxy.cli.cluster import (
@@ -64,8 +72,8 @@ def bundle(output: str | None, url: str) -> None:
     Secrets, no contents of a kubeconfig, no annotations, and no addresses of tracked clients. It names Services, pods and
     nodes with their addresses.
 
-    Other commands read it with --bundle, on any machine. Run this as root: without root, rules are missing. A part that
-    cannot be collected is left out, and standard error and the file manifest.json say why. Nothing on the node changes.
+    Other commands read it with --bundle, on any machine. Run this as root: without any rules there is no bundle. Another
+    part that cannot be collected is left out, and standard error and the file manifest.json say why. Nothing on the node changes.
 
     \b
     sudo pykubeproxy bundle
@@ -86,6 +94,9 @@ def bundle(output: str | None, url: str) -> None:
         *agent_sections(url, lambda page, query: fetch_patiently(url, page, **query)),
     ]
     members = list(_shown(sections))
+    rules = [entry.file for entry in members if entry.file.name in (*TABLES, NFT_RULESET)]
+    if (unread := missing(rules)) and not any(file.size for file in rules):
+        raise click.ClickException(f"no rules can be read, so there is no bundle: {unread[0].error}")
     _save(path, manifest, members)
     _report_missing(manifest.node, missing(entry.file for entry in members))
 

@@ -13,6 +13,7 @@ from pykubeproxy.cli.terminal import click_errors, echo_line
 from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.node import NodeSource, ReadError
 from pykubeproxy.inspect.targets import ServiceFilter, parse_filter
+from pykubeproxy.kernel import KernelError, NotPermitted
 
 # Most commands read live rules, so only the functions that need others import the modules for them.
 if TYPE_CHECKING:
@@ -62,8 +63,14 @@ def service_filter(service: str, namespace: str) -> ServiceFilter:
 @contextmanager
 def read_errors() -> Iterator[None]:
     """Raise errors of sources as ClickException. Works as a decorator too."""
-    with click_errors(ReadError, TooManyRules):
-        yield
+    with click_errors(ReadError, TooManyRules, KernelError):
+        try:
+            yield
+        except NotPermitted:
+            command = click.get_current_context().command_path
+            raise ReadError(
+                f"only root with CAP_NET_ADMIN can read the rules of this node: sudo {command}, or use --rules or --bundle"
+            ) from None
 
 
 def opened(path: str | None) -> "Bundle | None":

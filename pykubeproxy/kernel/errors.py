@@ -56,7 +56,7 @@ class NotPermitted(KernelError):
     """The process lacks a capability."""
 
     def __init__(self, what: str, message: str, capabilities: str = "CAP_NET_ADMIN") -> None:
-        super().__init__(f"{what}: {message}; run as root or with {capabilities}")
+        super().__init__(f"needs root or {capabilities}: {what}: {message}")
         self.message = message
 
 

@@ -43,10 +43,12 @@ class LiveNode:
         self._chosen: tuple[Backend, tuple[str, ...]] | None = None
 
     def nodes(self, question: Question) -> Iterator[NodeState]:
-        """Yield this node. Of both families, skip one that the kernel lacks. Raises ReadError."""
+        """Yield this node. Of both families, skip one that the kernel lacks. Raises ReadError, NotPermitted."""
         try:
             yield self._read(question)
-        except (kernel.NotANode, kernel.NotPermitted, kernel.Missing) as error:
+        except kernel.NotPermitted:
+            raise
+        except (kernel.NotANode, kernel.Missing) as error:
             raise ReadError(f"{error}, {_ELSEWHERE}") from None
         except KernelError as error:
             raise ReadError(str(error)) from None

@@ -135,7 +135,7 @@ def _firewalls(backend: Backend) -> Iterator[Finding]:
         if not nftables.native_tables():
             return
         (state,) = LiveNode(backend.value).nodes(Question(lazily=True, nftables=True, firewalls=True))
-    except (OSError, ReadError):  # other findings say so
+    except (OSError, ReadError, KernelError):  # other findings say so
         return
     for remark in state.remarks:
         yield Check("firewall").skip(remark)

@@ -3,7 +3,9 @@
 import json
 import re
 import socket
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -182,3 +184,19 @@ def test_the_backend_of_the_agent_is_shown_if_both_have_rules(
     assert f"this shows the {other.value} tables, which the agent writes." in dumped("-o", "json").stderr
     chosen = dumped("-o", "json", "--iptables-backend", iptables.backend.value)
     assert f"this shows the {iptables.backend.value} tables." in chosen.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["dump-rules", "trace 10.0.0.1 10.96.0.1:443", "diff -f OBJECTS", "bundle"]
+)
+def test_without_root_the_first_words_say_so(command: str, runner: Runner, tmp_path: Path) -> None:
+    words = command.replace("OBJECTS", "tests/data/manifests").split()
+    folder = ("-o", str(tmp_path)) if words == ["bundle"] else ()
+    plain = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-m", "pykubeproxy")
+    ended = runner.run((*plain, *words, *folder))
+    assert (ended.exit_code, ended.stdout, [*tmp_path.iterdir()]) == (2, "", [])
+    if folder:
+        assert ended.stderr.startswith("Error: no rules can be read, so there is no bundle: needs root")
+    else:
+        assert "Error: only root with CAP_NET_ADMIN can read the rules of this node: sudo" in ended.stderr
+        assert "iptables" not in ended.stderr

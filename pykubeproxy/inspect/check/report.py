@@ -104,11 +104,11 @@ class CheckReport(Report, frozen=True):
     nodes: tuple[CheckedNode, ...]
 
     def blocks(self, *, wide: bool) -> Iterator[Block]:
-        """Return the problems of each node, and a summary; `wide` shows what passed or was skipped too."""
+        """Return problems and advice of each node, and a summary; `wide` shows what passed or was skipped too."""
         for one in self.nodes:
             # Of another node, what is skipped shows that nobody could read it.
             passed = (Level.OK, Level.SKIP) if one.configuration else (Level.OK,)
-            shown = [check for check in one.checks if wide or check.level not in passed]
+            shown = [check for check in one.checks if wide or check.level not in passed or check.advice]
             if len(self.nodes) > 1 or not one.configuration:
                 if wide:
                     yield GAP

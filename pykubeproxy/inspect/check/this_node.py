@@ -46,7 +46,7 @@ def privileges(
         advice = f"Grant it {missing}: in a pod, in the securityContext of its container."
         return check.fail(f"the agent lacks {missing}", advice)
     if missing := _lacking(capabilities):
-        advice = "Run this as root"
+        advice = "Run this as root: `sudo pykubeproxy check`"
         if in_pod:
             advice = "Run this in a debug pod with `kubectl debug --profile sysadmin`"
         return check.skip(f"this process lacks {missing}", f"{advice}. The agent needs them too.")

@@ -50,6 +50,14 @@ def test_standard_output_has_the_bundle_only() -> None:
     assert f"no {TABLES[1]}" in result.stderr
 
 
+def test_no_bundle_without_any_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    refused = failing(TABLES[0], PermissionError("Permission denied"))
+    monkeypatch.setattr(command, "node_sections", lambda: [refused, section("sysctls.txt", b"x")])
+    result = asked("-o", "b")
+    assert (result.exit_code, [*tmp_path.iterdir()]) == (2, [])
+    assert result.stderr == "Error: no rules can be read, so there is no bundle: Permission denied\n"
+
+
 def test_folder_gets_a_new_file_and_no_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     assert asked("-o", "out").stdout.startswith("out/pykubeproxy-bundle-this-node-")

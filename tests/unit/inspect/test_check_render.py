@@ -66,7 +66,7 @@ def test_only_problems_are_shown_unless_asked() -> None:
         for line in click.unstyle(shown(FINDINGS, wide=False)).splitlines()
         if line[:1].strip()
     ]
-    assert levels[:-2] == ["warn", "fail", "fail", "warn"]
+    assert levels[:-2] == ["warn", "fail", "fail", "warn", "skip"]
     assert shown([FINDINGS[0]], wide=False).startswith("Configuration: flags.\n1 ok: this node is ready")
 
 
