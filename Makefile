@@ -93,6 +93,10 @@ docs: venv ## build the documentation in build/docs and its reference pages from
 	$(BIN)/python -m tests.docs.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+.PHONY: man
+man: venv ## write the man pages to build/man: man build/man/pykubeproxy-trace.1
+	$(BIN)/python -m tests.docs.man build/man
+
 .PHONY: serve
 serve: docs ## build the documentation and serve it at http://127.0.0.1:8000, with its search
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs

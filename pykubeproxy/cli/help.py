@@ -119,7 +119,7 @@ class Command(_Documented):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
         with_flags = self.shows_flags or bool(ctx.meta.get(_SHOW_FLAGS))
-        groups = _option_rows(
+        groups = option_rows(
             (param for param in self.get_params(ctx) if with_flags or not _is_flag(param)), ctx
         )
         if not self.shows_flags:
@@ -173,7 +173,7 @@ class Group(_Documented, click.Group):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands and the options."""
         self.format_commands(ctx, formatter)
-        _write_groups(_option_rows(self.get_params(ctx), ctx), formatter)
+        _write_groups(option_rows(self.get_params(ctx), ctx), formatter)
 
 
 def command(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
@@ -193,7 +193,7 @@ def with_options(command: _Function, options: Iterable[Callable[[_Function], _Fu
     return command
 
 
-def _option_rows(params: Iterable[click.Parameter], ctx: click.Context) -> dict[str, list[_Row]]:
+def option_rows(params: Iterable[click.Parameter], ctx: click.Context) -> dict[str, list[_Row]]:
     """Return the names and the help of visible options, by group in the order of GROUPS."""
     rows: dict[str, list[_Row]] = {group: [] for group in GROUPS}
     for param in params:

@@ -193,21 +193,22 @@ def _entry(setting: Setting) -> str:
 def commands() -> str:
     """Return docs/reference/commands.md."""
     parts = [_COMMANDS]
-    programs = (_walk(main, ("pykubeproxy",)), _walk(plugin, ("kubectl", "pykubeproxy")))
+    programs = (walk(main, ("pykubeproxy",)), walk(plugin, ("kubectl", "pykubeproxy")))
     for path, command in itertools.chain(*programs):
         parts.append(f"## {' '.join(path)}\n")
         parts.append(f"```text\n{_help(path, command)}\n```\n")
     return "\n".join(parts)
 
 
-def _walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield the path and the object of each command of a group, and of its groups."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
         yield (*path, name), command
         if isinstance(command, click.Group):
-            yield from _walk(command, (*path, name))
+            yield from walk(command, (*path, name))
 
 
 def _help(path: tuple[str, ...], command: click.Command) -> str:
