@@ -402,7 +402,9 @@ def _described(end: TracedEnd) -> str:
         where += ", outside the cluster"
     if end.masqueraded_on is None:
         return f"{where}; sees client {end.client}"
-    return f"{where}; masqueraded: sees {end.client or 'an address'} of {shown_node(end.masqueraded_on)}"
+    return f"{where}; masqueraded " + (
+        f"as {end.client}" if end.client else f"by {shown_node(end.masqueraded_on)}"
+    )
 
 
 def address_of(node: Node, other: str) -> str:

@@ -182,7 +182,7 @@ def client_address(run: Run) -> None:
     run.inspect(
         "node1",
         f"trace {OUTSIDE[0]} {lab.nodes['node1'].node_port(cluster)}",
-        "masqueraded: sees an address of",
+        "masqueraded by",
     )
     for family in (4, 6):
         node1, node2 = lab.nodes["node1"], lab.nodes["node2"]

@@ -85,7 +85,7 @@ def test_hairpin_sees_an_address_of_its_node() -> None:
     answer = ThreeNodes("clusterip-one").trace("10.244.1.11", CLUSTER_IP)
     (outcome,) = only(answer)
     assert (outcome.address, outcome.masqueraded_on, outcome.client) == ("10.244.1.11", "node1", None)
-    assert "masqueraded: sees an address of node1" in plain(answer)
+    assert "masqueraded by node1" in plain(answer)
 
 
 def test_pod_goes_to_the_node_whose_node_port_it_names() -> None:

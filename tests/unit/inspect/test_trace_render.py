@@ -81,7 +81,7 @@ def test_many_endpoints_are_summarized() -> None:
     made = report_of(rules_to_many(100), Packet("tcp", OUTSIDE, "10.96.0.1", 80), NodeNetwork())
     lines = click.unstyle(text(made.blocks(wide=True))).splitlines()
     assert lines[0] == f"{OUTSIDE} goes to one of 100 endpoints of 10.96.0.1:80."
-    assert " 1%  10.244.1.0:80; masqueraded: sees an address of this node" in lines
+    assert " 1%  10.244.1.0:80; masqueraded by this node" in lines
     assert "80%  80 more (-o json lists all)" in lines
     assert "  and 96 more endpoints (-o json lists all)" in lines
     assert "  nat POSTROUTING" in lines

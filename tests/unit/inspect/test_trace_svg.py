@@ -114,7 +114,7 @@ def test_rules_that_decide_and_endpoints() -> None:
             "replaces the source of packets to",
             "10.244.1.11:8080",
         ),
-        *("50%", "10.244.1.11:8080; masqueraded:", "sees an address of this node"),
+        *("50%", "10.244.1.11:8080; masqueraded by", "this node"),
         *("50%", "10.244.2.12:8080; sees client", "10.244.1.11"),
         "A band is as wide as its share of new connections.",
     ]
