@@ -39,6 +39,7 @@ from pykubeproxy.nodes.agent import DEFAULT_URL, NoAgent, fetch, fetch_patiently
 from pykubeproxy.objects import Node
 from pykubeproxy.pages import statusz
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.wording import natural
 
 # Only the plugin needs them.
 if TYPE_CHECKING:
@@ -72,8 +73,9 @@ def bundle(output: str | None, url: str) -> None:
     Secrets, no contents of a kubeconfig, no annotations, and no addresses of tracked clients. It names Services, pods and
     nodes with their addresses.
 
-    Other commands read it with --bundle, on any machine. Run this as root: without any rules there is no bundle. Another
-    part that cannot be collected is left out, and standard error and the file manifest.json say why. Nothing on the node changes.
+    Other commands read it with --bundle, on any machine. Run this as root: without any rules there is no bundle. Any other
+    part that cannot be collected is left out, and standard error and the file manifest.json say why. Nothing on the node
+    changes.
 
     \b
     sudo pykubeproxy bundle
@@ -143,7 +145,7 @@ def bundle_of_nodes(output: Path, nodes: tuple[str, ...], cluster: ClusterOption
         ) from None
     with temporary as unfinished:
         results = _save_nodes(Path(unfinished), output, nodes, cluster)
-    for saved in sorted(results, key=lambda result: result.node.name):
+    for saved in sorted(results, key=lambda result: natural(result.node.name)):
         _report_saved(saved)
     if any(result.failure and not result.other_proxy for result in results):
         raise SystemExit(NOT_ANSWERED)

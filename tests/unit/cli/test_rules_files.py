@@ -181,9 +181,21 @@ def test_tar_archive_is_named(tmp_path: Path) -> None:
     assert (result.exit_code, result.stderr) == (2, f"Error: --rules: {path} is a tar archive; {advice}\n")
 
 
-@pytest.mark.parametrize("error", [NotPermitted("cannot read", "no"), Missing("iptables-save", "iptables")])
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            NotPermitted("cannot read", "no"),
+            "only root with CAP_NET_ADMIN can read the rules of this node: sudo dump-rules, or use --rules or --bundle",
+        ),
+        (
+            Missing("iptables-save", "iptables"),
+            f"{Missing('iptables-save', 'iptables')}, or read rules from a file with --rules or --bundle",
+        ),
+    ],
+)
 def test_live_rules_that_cannot_be_read_may_come_from_a_file(
-    monkeypatch: pytest.MonkeyPatch, error: KernelError
+    monkeypatch: pytest.MonkeyPatch, error: KernelError, message: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
@@ -192,7 +204,7 @@ def test_live_rules_that_cannot_be_read_may_come_from_a_file(
     monkeypatch.setattr(kernel, "require_linux", lambda: None)
     result = invoke(dump_rules)
     assert result.exit_code == 2
-    assert result.stderr == f"Error: {error}, or read rules from a file with --rules or --bundle\n"
+    assert result.stderr == f"Error: {message}\n"
 
 
 def test_program_that_is_not_installed_is_not_needed_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
