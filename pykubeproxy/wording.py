@@ -170,3 +170,8 @@ def _safe_line(line: str) -> str:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode()
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Return a key that orders node2 before node10."""
+    return tuple((int(digits or 0), other) for other, digits in re.findall(r"(\D+|^)(\d{0,18})", name))

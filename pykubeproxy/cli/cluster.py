@@ -16,7 +16,7 @@ from pykubeproxy.cli.terminal import echo_line
 from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.node import NodeSource, ReadError
 from pykubeproxy.objects import Kind, Node
-from pykubeproxy.wording import suggestion
+from pykubeproxy.wording import natural, suggestion
 
 # Commands on a node share modules with those of the plugin, and need none of these.
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def list_nodes(client: "Client", wanted: Sequence[str]) -> Sequence[Node]:
     if missing := [name for name in wanted if name not in nodes]:
         advice = suggestion(missing[0], nodes) or "run `kubectl get nodes`"
         raise click.ClickException(f"there is no node {missing[0]}; {advice}")
-    return [nodes[name] for name in sorted(set(wanted) or nodes)]
+    return [nodes[name] for name in sorted(set(wanted) or nodes, key=natural)]
 
 
 def list_objects(client: "Client") -> "Cluster":

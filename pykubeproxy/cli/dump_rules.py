@@ -30,7 +30,7 @@ from pykubeproxy.inspect.node import NodeRules, NodeSource, NodeState, Question,
 from pykubeproxy.inspect.targets import ServiceFilter, is_service_name
 from pykubeproxy.objects import Family
 from pykubeproxy.report.text import text
-from pykubeproxy.wording import suggestion
+from pykubeproxy.wording import natural, suggestion
 
 _output = report_option(
     "rules", about="wide with bytes and chains, rules in the order in which packets pass them"
@@ -155,7 +155,7 @@ def _show(
         elif isinstance(found, NodeState):
             _show_node(found, answer, query, output)
     if output in at_the_end:
-        emit(DumpReport(nodes=tuple(sorted(answers, key=lambda node: node.node or ""))), output)
+        emit(DumpReport(nodes=tuple(sorted(answers, key=lambda node: natural(node.node or "")))), output)
     return unread
 
 

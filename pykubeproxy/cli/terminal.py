@@ -13,7 +13,7 @@ from typing import IO, Any, TextIO, cast
 
 import click
 
-from pykubeproxy.wording import SafeText, listed, printable, wrapped
+from pykubeproxy.wording import SafeText, listed, natural, printable, wrapped
 
 # What click prints before the message of an error.
 _ERROR = "Error: "
@@ -71,7 +71,7 @@ def echo_line(text: str, err: bool = False) -> None:
 def echo_notes(notes: Mapping[str, Sequence[str]]) -> None:
     """Print notes about nodes, by name, to standard error; one that many nodes have, only once."""
     nodes: dict[str, list[str]] = {}
-    for name in sorted(notes):
+    for name in sorted(notes, key=natural):
         for note in notes[name]:
             nodes.setdefault(note, []).append(name)
     for note, names in nodes.items():

@@ -8,7 +8,7 @@ from pykubeproxy.pages.status_text import all_well, blocks, health
 from pykubeproxy.pages.statusz import AgentStatus
 from pykubeproxy.report.document import Report
 from pykubeproxy.report.text import GAP, Block, Heading, Row, Sentence, Table
-from pykubeproxy.wording import duration
+from pykubeproxy.wording import duration, natural
 
 
 class ProxyStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -81,7 +81,7 @@ class StatusReport(Report, frozen=True):
 
 def status_report(nodes: Iterable[ProxyStatus], time: float) -> StatusReport:
     """Return the report about nodes that were asked at a time."""
-    ordered = tuple(sorted(nodes, key=lambda status: status.node))
+    ordered = tuple(sorted(nodes, key=lambda status: natural(status.node)))
     return StatusReport(healthy=not any(status.problem for status in ordered), time=time, nodes=ordered)
 
 

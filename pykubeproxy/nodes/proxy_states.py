@@ -137,8 +137,8 @@ def _status(state: ProxyState[StatusReport]) -> ProxyStatus:
         running_since=container.running_since,
         mode=state.mode,
         backend=known.backend if known else state.backend,
-        state=known.state if known else _word(state),
-        problem=known.problem if known else problem,
+        state=known.state if known and (known.problem or container.ready) else _word(state),
+        problem=(known.problem if known else "") or problem,
         notes=_notes(state),
         agent=agent,
     )

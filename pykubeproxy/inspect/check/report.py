@@ -9,6 +9,7 @@ import msgspec
 from pykubeproxy.objects import Family
 from pykubeproxy.report.document import Report
 from pykubeproxy.report.text import GAP, Block, Cell, Heading, Row, Sentence, Table, Tone
+from pykubeproxy.wording import natural
 
 
 class Level(enum.Enum):
@@ -152,7 +153,7 @@ def checked_node(
 
 def check_report(nodes: Iterable[CheckedNode]) -> CheckReport:
     """Return the report about nodes."""
-    ordered = tuple(sorted(nodes, key=lambda node: node.node))
+    ordered = tuple(sorted(nodes, key=lambda node: natural(node.node)))
     return CheckReport(passed=all(node.passed for node in ordered), nodes=ordered)
 
 

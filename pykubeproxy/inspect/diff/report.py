@@ -1,7 +1,6 @@
 """The report of `diff`: whether the rules of one or several nodes are the desired ones, and what differs."""
 
 import enum
-import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -18,7 +17,7 @@ from pykubeproxy.report.document import Report
 from pykubeproxy.report.text import GAP, Block, Cell, Heading, Row, Section, Sentence, Table, Tone, Verbatim
 from pykubeproxy.rules.difference import own_part
 from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.wording import counted, listed, one_line, percent, period
+from pykubeproxy.wording import counted, listed, natural, one_line, percent, period
 
 _Value = TypeVar("_Value", bound=Hashable)
 _HEADER = ("NODE", "PROXY", "VERDICT", "WRONG", "OBJECTS CHANGED")
@@ -282,7 +281,7 @@ def rules_result(state: NodeState, changes: Sequence[RuleChanges], before: str, 
 
 def diff_report(results: Iterable[NodeResult]) -> DiffReport:
     """Return the report of nodes in any order."""
-    ordered = sorted(results, key=lambda result: _natural(result.name))
+    ordered = sorted(results, key=lambda result: natural(result.name))
     return DiffReport(
         different=any(result.verdict is NodeVerdict.DIFFERS for result in ordered),
         nodes=ordered,
@@ -307,11 +306,6 @@ def _unusual(values: Mapping[str, Mapping[str, list[str]]]) -> Iterable[OtherSet
         for value, nodes in by_value.items():
             if value != usual:
                 yield OtherSetting(name, value, usual, tuple(nodes))
-
-
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Return a key that orders node2 before node10."""
-    return tuple((int(digits or 0), other) for other, digits in re.findall(r"(\D+|^)(\d{0,18})", name))
 
 
 def _row(result: NodeResult) -> Row:

@@ -133,6 +133,18 @@ def test_status(cluster: RemoteNodes) -> None:
     assert lines[4] == "  It runs Cilium and no kube-proxy."
 
 
+def test_status_orders_nodes_by_number_and_names_a_pod_that_is_not_ready(cluster: RemoteNodes) -> None:
+    """Also beside an agent that is healthy."""
+    for name in ("n10", "n4"):
+        pod = f"p-{name}"
+        cluster.pod(pod, name, AGENT, container="agent", image="pykubeproxy:0.1.0", ready=name != "n4")
+        cluster.program(pod, "pykubeproxy", status_of(STATUS | {"node": name}))
+    nodes = printed("status", code=1)["nodes"]
+    assert [node["node"] for node in nodes] == ["n1", "n2", "n3", "n4", "n10"]
+    assert (nodes[3]["state"], nodes[3]["problem"]) == ("not ready", "pod kube-system/p-n4 is not ready")
+    assert (nodes[4]["state"], nodes[4]["problem"]) == ("healthy", "")
+
+
 def test_status_of_a_node_with_a_problem(cluster: RemoteNodes) -> None:
     cluster.saves("p1", "nft", KUBELET_ONLY)
     cluster.saves("p1", "legacy", "")
