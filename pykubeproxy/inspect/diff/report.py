@@ -228,7 +228,7 @@ class DiffReport(Report, frozen=True, kw_only=True):
     def blocks(self, *, wide: bool) -> Iterator[Block]:
         """Return a row for each node of a cluster, then what is wrong on which nodes; `wide` lists everything."""
         if any(node.before is None for node in self.nodes) or not self.nodes:
-            yield Table([_row(result) for result in self.nodes], _HEADER)
+            yield Table([_row(result) for result in self.nodes], _HEADER, right=frozenset((3,)))
             yield GAP
         for paragraph in (
             *_reasons(self.nodes),

@@ -99,7 +99,7 @@ def packets(_: ServiceView, endpoint: EndpointView) -> Sequence[str]:
 
 def counters(_: ServiceView, endpoint: EndpointView) -> Sequence[str]:
     """Return the packets and bytes an endpoint got, and its chain."""
-    return f"{endpoint.packets:>9} packets", f"{endpoint.bytes:>12} bytes", endpoint.chain
+    return counted(endpoint.packets, "packet"), counted(endpoint.bytes, "byte"), endpoint.chain
 
 
 def rates(before: Iterable[ServiceView], seconds: float) -> Remark:
@@ -166,7 +166,10 @@ def _policy(view: ServiceView, remark: Remark, with_chains: bool) -> Iterator[Ta
     policy = f"{view.policy.value:<7}"
     yield Table([Row(("" if number else policy, fact)) for number, fact in enumerate(facts)])
     if view.endpoints:
-        yield Table([_endpoint(view, endpoint, remark) for endpoint in view.endpoints], right=frozenset((0,)))
+        yield Table(
+            [_endpoint(view, endpoint, remark) for endpoint in view.endpoints],
+            right=frozenset((0, 2, 3) if with_chains else (0,)),
+        )
 
 
 def _facts(view: ServiceView) -> Iterator[str]:

@@ -378,7 +378,7 @@ def test_the_table_names_each_node_and_groups_equal_differences() -> None:
     lines = shown(results.values()).splitlines()
     assert lines[0].split() == ["NODE", "PROXY", "VERDICT", "WRONG", "OBJECTS", "CHANGED"]
     assert [it.split()[0] for it in lines[1:4]] == ["node0", "node1", "node2"], "node10 comes after node9"
-    assert "node3   kube-proxy v1.30.8   differs       2      1970-01-01 00:16:40Z" in lines
+    assert "node3   kube-proxy v1.30.8   differs           2  1970-01-01 00:16:40Z" in lines
     assert lines.count("node3 and node13: 2 wrong Services") == 1
     assert "node7 and node17: runs kube-proxy in IPVS mode" in lines
     assert lines[-1] == "20 nodes: 16 follow, 2 differ, 2 not compared."
