@@ -311,6 +311,12 @@ class CompiledRule(msgspec.Struct, frozen=True):
     options: Mapping[str, str]
     comment: str = ""
 
+    @property
+    def affinity(self) -> int:
+        if not any(one.option == "--rcheck" for one in self.conditions):
+            return 0
+        return parse_number(parse_rule(self.text).options.get("--seconds", ""))
+
     def split(self, packet: Packet, network: NodeNetwork) -> Split:
         """Divide packets into those that match and the others; a rule with an unreadable value matches none."""
         try:

@@ -339,6 +339,14 @@ class CompiledNftRule:
         self._sets = sets
         self._table = table
 
+    @property
+    def affinity(self) -> int:
+        for statement in self._statements:
+            match statement:
+                case {"match": {"op": "==", "left": {"payload": {"field": "saddr"}}, "right": known}}:
+                    return self._sets.timeout(self._table, known)
+        return 0
+
     def split(self, packet: Packet, network: NodeNetwork) -> Split:
         """Divide packets into those that match and the others."""
         parts, missed = [(packet, 1.0)], list[tuple[Packet, float]]()

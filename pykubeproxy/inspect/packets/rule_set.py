@@ -90,13 +90,21 @@ class Split(NamedTuple):
 
 
 class PacketRule(Protocol):
-    """A rule. `text` is what its program prints; `comment` may be ""."""
+    """A rule.
+
+    - `text`: what its program prints, without the name of the chain
+    - `comment`: may be ""
+    - `affinity`: for how many seconds the rule sends a client to its endpoint again; 0 for other rules
+    """
 
     @property
     def text(self) -> str: ...
 
     @property
     def comment(self) -> str: ...
+
+    @property
+    def affinity(self) -> int: ...
 
     def split(self, packet: Packet, network: NodeNetwork) -> Split:
         """Divide packets into those that match, with what happens to them, and the others."""

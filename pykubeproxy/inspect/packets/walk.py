@@ -50,6 +50,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     - `does`: to packets that match: "accept", "drop", "reject", "return", "dnat", "snat", "mark", "jump", or "" for
       nothing
     - `to`: the endpoint of "dnat", "IP:PORT", or the chain of "jump"
+    - `affinity`: for how many seconds the rule sends a client to its endpoint again; 0 for other rules
     """
 
     table: str
@@ -60,6 +61,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     comment: str = ""
     does: str = ""
     to: str = ""
+    affinity: int = 0
 
 
 class Passage(NamedTuple):
@@ -330,7 +332,9 @@ class _ChainWalk:
         if does == "jump" and not self._rules.jump(key, to):
             does, to, remark = "", "", f"{NOT_KNOWN} {to} and assumes that the packet continues"
         reason = "; ".join(filter(None, (reason, remark)))
-        step = Step(key.table, key.chain, rule.text, effect is not None, reason, rule.comment, does, to)
+        step = Step(
+            key.table, key.chain, rule.text, effect is not None, reason, rule.comment, does, to, rule.affinity
+        )
         self.steps.append(step)
         return step
 

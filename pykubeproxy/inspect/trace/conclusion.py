@@ -15,7 +15,6 @@ from pykubeproxy.inspect.trace.journey import (
     is_bypassed,
     shown_node,
 )
-from pykubeproxy.rules.iptables_save import parse_rule
 from pykubeproxy.services.ports import FrontendKind
 from pykubeproxy.wording import counted, listed, percent, period
 
@@ -230,7 +229,7 @@ def _rule(step: Step | None) -> str:
     """Return the comment of a rule, else its chain, in parentheses."""
     if step is None:
         return ""
-    return f" ({parse_rule(step.rule).comment or f'{step.table} {step.chain}'})"
+    return f" ({step.comment or f'{step.table} {step.chain}'})"
 
 
 def notes(answer: Answer) -> tuple[str, ...]:
@@ -274,9 +273,8 @@ def _unknown_matches(visit: TracedVisit) -> Iterator[str]:
 
 def _affinity(visit: TracedVisit) -> Iterator[str]:
     for step in visit.steps:
-        options = parse_rule(step.rule).options
-        if "--rcheck" in options and options.get("--seconds", "").isdecimal():
-            node, kept = shown_node(visit.node), period(int(options["--seconds"]))
+        if step.affinity:
+            node, kept = shown_node(visit.node), period(step.affinity)
             yield f"A client that used {node} within {kept} keeps its endpoint (session affinity)."
             return
 

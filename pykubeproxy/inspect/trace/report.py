@@ -16,7 +16,7 @@ from pykubeproxy.inspect.trace.conclusion import (
 from pykubeproxy.inspect.trace.journey import TracedVisit, TracedWay, shown_node
 from pykubeproxy.report.document import Report
 from pykubeproxy.report.text import GAP, Block, Heading, Row, Section, Sentence, Table, Tone, Verbatim, lines
-from pykubeproxy.rules.iptables_save import parse_rule, without_comment
+from pykubeproxy.rules.iptables_save import without_comment
 from pykubeproxy.wording import TIE, listed, percent
 
 _TONES: dict[TraceVerdict, Tone] = {
@@ -152,7 +152,7 @@ def on_node(visits: Sequence[TracedVisit], wide: bool) -> Iterator[Block]:
 
 def _path(steps: Sequence[Step]) -> Iterator[Block]:
     """Yield the steps by chain; with many endpoints only some of the paths to them."""
-    dnat = [number for number, step in enumerate(steps, 1) if "-j DNAT " in step.rule and step.matched]
+    dnat = [number for number, step in enumerate(steps, 1) if step.does == "dnat"]
     if len(dnat) <= _PATHS:
         yield from _chains(steps)
         return
@@ -173,10 +173,10 @@ def _chains(steps: Iterable[Step]) -> Iterator[Block]:
 
 
 def _step(step: Step) -> Iterator[Block]:
-    bare = without_comment(step.rule) or "(only counts packets)"
+    bare = without_comment(step.rule).removesuffix(f'comment "{step.comment}"') or "(only counts packets)"
     rule = bare.replace(" -j ", f" -j{TIE}").replace(" -g ", f" -g{TIE}")
     # Some comments continue with a remark for authors of rules.
-    comment = parse_rule(step.rule).comment.partition(";")[0]
+    comment = step.comment.partition(";")[0]
     reason = f"{step.reason} ({comment})" if comment else step.reason
     yield Section(
         Sentence(rule, "" if step.matched else "aside", "yes  " if step.matched else " no  "),

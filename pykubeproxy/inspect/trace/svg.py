@@ -162,7 +162,12 @@ def _node(
         _lines([title, *on_node(visits, wide)], _STEPS if wide else _NODE),
         sum(visit.probability for visit in visits),
         len(route) - 1,
-        [f"-A {step.chain} {step.rule}" for visit in visits for step in visit.steps if step.matched],
+        [
+            f"{step.table} {step.chain}: {step.rule}"
+            for visit in visits
+            for step in visit.steps
+            if step.matched
+        ],
         behind,
     )
 

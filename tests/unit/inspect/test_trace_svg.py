@@ -120,7 +120,7 @@ def test_rules_that_decide_and_endpoints() -> None:
     ]
     assert (bands(root, "masqueraded"), bands(root, "kept")) == ([0.5], [0.5])
     titles = [element.text or "" for element in root.iter(f"{SVG}title")]
-    assert any(title.startswith("-A PREROUTING") and "\n-A KUBE-SERVICES" in title for title in titles)
+    assert any(title.startswith("nat PREROUTING: ") and "\nnat KUBE-SERVICES: " in title for title in titles)
 
 
 def test_steps_are_shown_on_demand() -> None:
