@@ -33,7 +33,7 @@ $(VENV)/.ready: pyproject.toml pykubeproxy/__init__.py | system
 
 .PHONY: run
 run: venv ## run the demonstration: every scenario with real packets
-	$(SUDO) $(BIN)/pykubeproxy lab demo
+	$(SUDO) tests/setup/root.sh $(BIN)/pykubeproxy lab demo
 
 .PHONY: lint
 lint: venv ## check style, types and import layers
@@ -57,7 +57,7 @@ compile: venv
 .PHONY: test
 test: ## lint, then run all tests; they use network namespaces of their own
 	$(MAKE) --jobs=2 lint compile
-	$(SUDO) $(BIN)/python -m pytest -n 6 --dist worksteal
+	$(SUDO) tests/setup/root.sh $(BIN)/python -m pytest -n 6 --dist worksteal
 
 .PHONY: bench
 bench: venv ## measure starts, changes, memory and first packets (25 minutes)

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Run a command where the root is a mount point, as network namespaces with files of their own need it: that of a plain
+# chroot is none.
+set -eu
+if grep -qE '^([^ ]+ ){4}/ ' /proc/self/mountinfo; then
+    exec "$@"
+fi
+root=$(mktemp -d)
+trap 'rmdir "$root"' EXIT
+# shellcheck disable=SC2016 # the inner shell expands these
+unshare --mount --propagation unchanged bash -c '
+    mount --rbind / "$0"
+    exec chroot "$0" env --chdir="$PWD" "$@"' "$root" "$@"
