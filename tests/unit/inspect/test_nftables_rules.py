@@ -295,7 +295,7 @@ def test_affinity_has_known_clients_and_new_ones() -> None:
         (0, "inet fw @known"),
         (60, ""),
     ]
-    assert [step.matched for step in traced(ruleset).steps] == [False, True]
+    assert [(step.matched, step.affinity) for step in traced(ruleset).steps] == [(False, 60), (True, 0)]
 
 
 def test_tables_of_other_families_and_kinds_are_left_out() -> None:
