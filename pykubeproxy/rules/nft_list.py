@@ -18,8 +18,9 @@ _ADVICE = "give the unchanged output of `nft -j list ruleset`"
 _FAMILIES = {Family.IPV4: ("ip", "inet"), Family.IPV6: ("ip6", "inet")}
 _HOOKS = frozenset(name.lower() for name in BUILT_IN)
 _OF_IP = ("ip", "ip6", "inet")
-_JUMP = re.compile(rb'"(?:jump|goto)": ?\{"target": ?"([^"]+)"')
-_NAMED = re.compile(rb'"@([^"]+)"')
+# The chains and named sets in the JSON of a rule or of elements.
+JUMPS = re.compile(rb'"(?:jump|goto)": ?\{"target": ?"([^"]+)"')
+NAMED_SETS = re.compile(rb'"@([^"]+)"')
 
 
 class SetKey(NamedTuple):
@@ -226,13 +227,13 @@ def _not_evaluated(items: Iterable[_ListedItem]) -> Iterator[str]:
 
 def _targets(ruleset: NftRuleset) -> Mapping[str, Mapping[str, Sequence[str]]]:
     """Return the chains to which those of each table jump, by way of named maps too."""
-    of_sets = {key: _JUMP.findall(one.json) for key, one in ruleset.sets.items()}
+    of_sets = {key: JUMPS.findall(one.json) for key, one in ruleset.sets.items()}
     found: dict[str, dict[str, list[str]]] = {}
     for key, chain in ruleset.chains.items():
         jumps: dict[bytes, None] = {}
         for rule in chain.rules:
-            jumps.update(dict.fromkeys(_JUMP.findall(rule.json)))
-            for name in _NAMED.findall(rule.json):
+            jumps.update(dict.fromkeys(JUMPS.findall(rule.json)))
+            for name in NAMED_SETS.findall(rule.json):
                 jumps.update(dict.fromkeys(of_sets.get(SetKey(key.table, name.decode()), ())))
         targets = [jump.decode() for jump in jumps]
         found.setdefault(key.table, {})[key.chain] = [

@@ -14,12 +14,10 @@ import msgspec
 
 from pykubeproxy.inspect.meaning.fingerprints import SharedNumbers
 from pykubeproxy.inspect.packets.packet import Packet
-from pykubeproxy.rules.nft_list import Json, NftRuleset, SetKey
+from pykubeproxy.rules.nft_list import JUMPS, NAMED_SETS, Json, NftRuleset, SetKey
 from pykubeproxy.rules.nft_text import expression_text
 from pykubeproxy.rules.ruleset import ChainKey
 
-_JUMP = re.compile(rb'"(?:jump|goto)": ?\{"target": ?"([^"]+)"')
-_SET = re.compile(rb'"(@[^"]+)"')
 _ADDRESS = re.compile(rb'"([0-9a-f.:]*[.:][0-9a-f.:]+)"(?:, ?"len": ?([0-9]+))?')
 _RANGE = b'"range"'
 
@@ -92,7 +90,7 @@ class NftFingerprints:
 
     def _jumps(self, texts: Iterable[bytes]) -> list[ChainKey]:
         """Return the chains of any table to which elements lead."""
-        targets = {name.decode() for text in texts for name in _JUMP.findall(text)}
+        targets = {name.decode() for text in texts for name in JUMPS.findall(text)}
         return [key for key in self._ruleset.chains if key.chain in targets] if targets else []
 
     def _reached(self, chains: Iterable[ChainKey], texts: Sequence[bytes]) -> _Reached:
@@ -107,9 +105,9 @@ class NftFingerprints:
             found.append(f"{key} {chain.hook} {chain.priority} {chain.kind} {chain.drops}".encode())
             for rule in chain.rules:
                 found.append(rule.json)
-                waiting += [ChainKey(key.table, name.decode()) for name in _JUMP.findall(rule.json)]
-                for name in _SET.findall(rule.json):
-                    known = self._ruleset.sets.get(SetKey(key.table, name[1:].decode()))
+                waiting += [ChainKey(key.table, name.decode()) for name in JUMPS.findall(rule.json)]
+                for name in NAMED_SETS.findall(rule.json):
+                    known = self._ruleset.sets.get(SetKey(key.table, name.decode()))
                     found.append(str(known.timeout if known else -1).encode())
         text = b"\n".join(found)
         named = {
