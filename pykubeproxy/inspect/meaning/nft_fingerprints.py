@@ -19,6 +19,7 @@ from pykubeproxy.rules.nft_text import expression_text
 from pykubeproxy.rules.ruleset import ChainKey
 
 _ADDRESS = re.compile(rb'"([0-9a-f.:]*[.:][0-9a-f.:]+)"(?:, ?"len": ?([0-9]+))?')
+_NUMBER = re.compile(rb"(?<=[ :\[])[0-9]{1,5}(?=[],}])")
 _RANGE = b'"range"'
 
 
@@ -31,10 +32,11 @@ class _At(NamedTuple):
 
 
 class _Reached(NamedTuple):
-    """Chains with all chains below them: a digest of their rules, and the addresses that these name, as texts."""
+    """Chains with all chains below them: a digest of their rules, and what these name; ports are among the numbers."""
 
     digest: bytes
     addresses: frozenset[str]
+    numbers: frozenset[int]
     has_ranges: bool
 
 
@@ -56,7 +58,16 @@ class NftFingerprints:
         keys = product((packet.destination, ""), (packet.protocol, ""), (packet.port, 0))
         first = self._lead(one for key in keys for one in self._elements.get(_At(*key), ()))
         there = sorted(first.addresses - {packet.destination})
-        later = self._lead(one for address in there for one in self._of_address.get(address, ()))
+        later = self._lead(
+            (
+                *(one for address in there for one in self._of_address.get(address, ())),
+                *(
+                    one
+                    for key in product((packet.protocol, ""), sorted(first.numbers))
+                    for one in self._elements.get(_At("", *key), ())
+                ),
+            )
+        )
         if first.has_ranges or later.has_ranges or self._frame.has_ranges:
             return None
         return (
@@ -114,7 +125,10 @@ class NftFingerprints:
             address.decode() + (f"/{length.decode()}" if length else "")
             for address, length in _ADDRESS.findall(text)
         }
-        return _Reached(hashlib.blake2b(text, digest_size=16).digest(), frozenset(named), _RANGE in text)
+        numbers = frozenset(map(int, _NUMBER.findall(text)))
+        return _Reached(
+            hashlib.blake2b(text, digest_size=16).digest(), frozenset(named), numbers, _RANGE in text
+        )
 
 
 def _keys(ruleset: NftRuleset) -> Mapping[SetKey, Sequence[str]]:

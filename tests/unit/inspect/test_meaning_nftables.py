@@ -12,8 +12,11 @@ import pytest
 from pykubeproxy.inspect.diff.comparison import NodeComparison
 from pykubeproxy.inspect.diff.report import NodeResult, NodeVerdict
 from pykubeproxy.inspect.dump.nftables import nft_frontends
+from pykubeproxy.inspect.meaning.fingerprints import SharedNumbers
+from pykubeproxy.inspect.meaning.nft_fingerprints import NftFingerprints
 from pykubeproxy.inspect.node import NodeRules, NodeState, Origin
 from pykubeproxy.inspect.packets.packet import NodeNetwork
+from pykubeproxy.inspect.packets.packet import Packet as ManyClients
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.rules.nft_list import NftRuleset, SetKey
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
@@ -157,3 +160,37 @@ def difference(rules: NftRuleset, other: NftRuleset) -> list[ChainKey | SetKey]:
         *(key for key, one in rules.chains.items() if other.chains[key] != one),
         *(key for key, one in rules.sets.items() if other.sets[key] != one),
     ]
+
+
+def test_numbers_tell_rules_apart() -> None:
+    """Equal numbers are for equal rules alone: of the destination, of its endpoints, or of their ports."""
+    name = "nodeport"
+    rules = nft_tables(name, Family.IPV4)
+    (frontend,) = {one.frontend for one in nft_frontends(rules) if one.frontend.port == 80}
+    shared = SharedNumbers()
+
+    def number(other: NftRuleset) -> tuple[int, ...] | None:
+        to = ManyClients("tcp", "", frontend.address, frontend.port)
+        return NftFingerprints(other, shared).of(to)
+
+    def with_element(name: str, element: Any) -> NftRuleset:
+        key = SetKey("ip kube-proxy", name)
+        changed = json.dumps([*rules.sets[key].elements, element]).encode()
+        known = msgspec.structs.replace(rules.sets[key], json=changed)
+        return msgspec.structs.replace(rules, sets={**rules.sets, key: known})
+
+    def concat(*parts: object) -> dict[str, object]:
+        return {"concat": parts}
+
+    assert number(rules) == number(nft_tables(name, Family.IPV4))
+    drop = {"drop": None}
+    assert number(rules) == number(
+        with_element("no-endpoint-services", [concat("10.9.9.9", "tcp", 80), drop])
+    )
+    for others, element in (
+        ("no-endpoint-services", [concat("10.244.1.11", "tcp", 8080), drop]),
+        ("no-endpoint-nodeports", [concat("tcp", 8080), drop]),
+        ("hairpin-connections", concat("10.244.2.12", "10.244.2.12", "tcp", 8080)),
+        ("cluster-ips", {"prefix": {"addr": "10.96.0.0", "len": 12}}),
+    ):
+        assert number(rules) != number(with_element(others, element)), others
