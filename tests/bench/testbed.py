@@ -50,8 +50,9 @@ class Pod:
             raise RuntimeError("the mount namespace of the pod was not created")
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return a command that runs this one in the pod."""
-        return ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", *command]
+        """Return a command that runs this one in the pod; its root is that of the pod, as in a chroot."""
+        holder = f"/proc/{self._holder.pid}"
+        return ["nsenter", f"--mount={holder}/ns/mnt", f"--root={holder}/root", *command]
 
     def close(self) -> None:
         """End the process that holds the namespace."""

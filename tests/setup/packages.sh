@@ -7,7 +7,7 @@ packages=(
     iptables nftables iproute2 conntrack procps # the proxy, the lab and the tests
     python3 python3-venv python3-dev gcc libc6-dev # python-iptables is built from source
     curl                                        # the examples in the documentation
-    git shellcheck                              # make lint
+    git shellcheck groff-base                   # make lint, and the tests of man pages
     podman debootstrap                          # make image
 )
 # Docker brings a runc of its own. Debian's package would remove Docker.

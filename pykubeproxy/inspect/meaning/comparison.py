@@ -192,9 +192,13 @@ class MeaningComparison:
                 yield msgspec.structs.replace(change, title=title, destination=destination)
 
     def _state(self, ruleset: ProxyRules) -> _ComparedState:
-        """Return the state with these rules, a known one if equal rules came lately."""
-        others = ruleset.sets if isinstance(ruleset, NftRuleset) else ruleset.policies
-        case = (ruleset.family, frozenset(ruleset.chains.items()), frozenset(others.items()))
+        """Return the state with these rules, a known one if equal rules came lately.
+
+        Each node has other sets of nftables, such as that of its own endpoints.
+        """
+        if isinstance(ruleset, NftRuleset):
+            return _ComparedState(ruleset, self._shared)
+        case = (ruleset.family, frozenset(ruleset.chains.items()), frozenset(ruleset.policies.items()))
         state = self._states.pop(case, None) or _ComparedState(ruleset, self._shared)
         self._states[case] = state
         while len(self._states) > 2 and self._number_of_chains() > _MOST_CHAINS:
