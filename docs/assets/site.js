@@ -12,3 +12,12 @@ for (const table of document.querySelectorAll(".md-typeset table:not([class])"))
 if (location.protocol === "file:") {
   document.querySelector(".md-search__input").placeholder = "Needs make serve";
 }
+
+// On a phone, the help of an option stands below its name.
+if (matchMedia("(max-width: 44em)").matches) {
+  for (const code of document.querySelectorAll("pre > code")) {
+    if (code.textContent.startsWith("Usage: ")) {
+      code.textContent = code.textContent.replace(/\n {20,}(?=\S)/g, " ").replace(/^( {2}-.*?) {2,}(?=\S)/gm, "$1\n      ");
+    }
+  }
+}
