@@ -183,7 +183,8 @@ def _node_ports(
     titles = list(dict.fromkeys(f"{one.title or one.target} ({one.frontend.port})" for one in found))
     loopback = {_LOCALHOST} if family is Family.IPV4 else set[str]()
     own = dict.fromkeys((*of_family(sorted(state.network.addresses), family), *loopback))
-    reachable = [one for one in own if not one.startswith("fe80:") and one != "::1"]
+    # Clients on other machines do not use addresses of the link.
+    reachable = [one for one in own if not one.startswith(("fe80:", "169.254.")) and one != "::1"]
     rules = state.rules[family].rule_sets
     now = [address for address in reachable if _is_served(rules, found[0], address, state)]
     present = {one: _chosen_addresses(rules.ruleset) for one, rules in state.rules.items()}
