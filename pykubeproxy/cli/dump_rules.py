@@ -18,7 +18,7 @@ from pykubeproxy.cli.cluster import (
     selected_nodes,
 )
 from pykubeproxy.cli.completion import namespaces, services
-from pykubeproxy.cli.emit import DOCUMENTS, columns, emit, emit_rules, report_option
+from pykubeproxy.cli.emit import columns, emit, emit_rules, report_option
 from pykubeproxy.cli.flags import backend_option, family_option, rules_option
 from pykubeproxy.cli.help import NOT_ANSWERED, OUTPUT, QUESTION, SOURCE, command, option
 from pykubeproxy.cli.sources import bundle_option, node_source, opened, read_errors, service_filter
@@ -133,12 +133,11 @@ def dump_rules_of_nodes(
 def _show(
     nodes: Iterable[NodeState | UnknownNode], query: ServiceFilter, output: str, *, required: bool
 ) -> Sequence[UnknownNode]:
-    """Print the matching services of nodes: a document at the end, other formats as soon as a node has been read.
+    """Print the matching services of nodes, ordered by name; with `-o rules`, as soon as a node has been read.
 
     Return the nodes that could not be read; their reasons, and remarks, go to standard error. Raises TooManyRules, and
     ClickException if a `required` service has no rules on a node.
     """
-    at_the_end = (*DOCUMENTS, "name")
     answers: list[DumpedNode] = []
     unread: list[UnknownNode] = []
     for found in nodes:
@@ -150,23 +149,21 @@ def _show(
             echo_notes({found.name if found.origin.pod else "": found.remarks})
             if not answer.services:
                 _report_none(query, found.origin.place, found.rules.values() if required else None)
-        if output in at_the_end:
+        if output != "rules":
             answers.append(answer)
         elif isinstance(found, NodeState):
-            _show_node(found, answer, query, output)
-    if output in at_the_end:
+            # In the order in which nodes answer: the rules of many nodes are too large to keep.
+            _show_rules(found, answer.title, query)
+    if output != "rules":
         emit(DumpReport(nodes=tuple(sorted(answers, key=lambda node: natural(node.node or "")))), output)
     return unread
 
 
-def _show_node(found: NodeState, answer: DumpedNode, query: ServiceFilter, output: str) -> None:
-    if output == "rules":
-        if answer.title:
-            echo_line(f"# {answer.title}")
-        emit_rules((family.value, node_listing(rules, query)) for family, rules in found.rules.items())
-    else:
-        emit(DumpReport(nodes=(answer,)), output)
-    if answer.title:
+def _show_rules(found: NodeState, title: str, query: ServiceFilter) -> None:
+    if title:
+        echo_line(f"# {title}")
+    emit_rules((family.value, node_listing(rules, query)) for family, rules in found.rules.items())
+    if title:
         click.echo()
 
 

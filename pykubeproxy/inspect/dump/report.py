@@ -23,6 +23,8 @@ _QUARANTINED = {
     PacketVerdict.REJECT: "rejected: quarantined (`pykubeproxy status` has the reason)",
     PacketVerdict.PASS: "passed on: quarantined (`pykubeproxy status` has the reason)",
 }
+# Of endpoints with counters.
+_HEADER = ("SHARE", "ENDPOINT", "PACKETS", "BYTES", "CHAIN")
 # Makes the last cells of an endpoint.
 Remark = Callable[[ServiceView, EndpointView], Sequence[str]]
 
@@ -65,9 +67,9 @@ class DumpReport(Report, frozen=True, kw_only=True):
     def blocks(self, *, wide: bool) -> Iterator[Block]:
         """Return a part for each service port, with a row for each endpoint; `wide` adds bytes and chains."""
         for node in self.nodes:
-            if node.title:
+            if node.unread is None and node.title:
                 yield Heading(f"# {node.title}", "part")
-            yield from service_blocks(node.services, counters if wide else packets, with_chains=wide)
+            yield from service_blocks(node.services, counters if wide else packets, wide=wide)
             yield GAP
 
     def names(self) -> Iterator[str]:
@@ -99,7 +101,7 @@ def packets(_: ServiceView, endpoint: EndpointView) -> Sequence[str]:
 
 def counters(_: ServiceView, endpoint: EndpointView) -> Sequence[str]:
     """Return the packets and bytes an endpoint got, and its chain."""
-    return counted(endpoint.packets, "packet"), counted(endpoint.bytes, "byte"), endpoint.chain
+    return str(endpoint.packets), str(endpoint.bytes), endpoint.chain
 
 
 def rates(before: Iterable[ServiceView], seconds: float) -> Remark:
@@ -118,13 +120,13 @@ def rates(before: Iterable[ServiceView], seconds: float) -> Remark:
 
 
 def service_blocks(
-    services: Iterable[ServiceView], remark: Remark = packets, *, with_chains: bool = False
+    services: Iterable[ServiceView], remark: Remark = packets, *, wide: bool = False
 ) -> Iterator[Block]:
     """Yield a section for each service port of sorted views."""
     found = list(services)
     families = len({view.family for view in found}) > 1
     for name, group in groupby(found, lambda view: (view.name, view.family.value)):
-        yield _port(*name, list(group), remark, families, with_chains)
+        yield _port(*name, list(group), remark, families, wide)
         yield GAP
 
 
@@ -148,27 +150,28 @@ def _port(
     some: Sequence[ServiceView],
     remark: Remark,
     families: bool,
-    with_chains: bool,
+    wide: bool,
 ) -> Section:
     first = some[0]
     title = str(name) if first.namespace else f"unknown service ({first.service})"
     rest = " ".join(filter(None, (first.protocol, family if families else "")))
-    tables = (table for view in some for table in _policy(view, remark, with_chains))
+    tables = (table for view in some for table in _policy(view, remark, wide))
     return Section(Heading(title, "title", f"  {rest}"), list(tables))
 
 
-def _policy(view: ServiceView, remark: Remark, with_chains: bool) -> Iterator[Table]:
+def _policy(view: ServiceView, remark: Remark, wide: bool) -> Iterator[Table]:
     facts: list[str | Cell] = [*_facts(view)]
     if view.verdict is not PacketVerdict.DNAT:
         facts.append(Cell(rejection(view), "warning"))
-    if with_chains and view.chain:
+    if wide and view.chain:
         facts.append(f"chain {view.chain}")
     policy = f"{view.policy.value:<7}"
     yield Table([Row(("" if number else policy, fact)) for number, fact in enumerate(facts)])
     if view.endpoints:
         yield Table(
             [_endpoint(view, endpoint, remark) for endpoint in view.endpoints],
-            right=frozenset((0, 2, 3) if with_chains else (0,)),
+            _HEADER if wide else (),
+            frozenset((0, 2, 3) if wide else (0,)),
         )
 
 

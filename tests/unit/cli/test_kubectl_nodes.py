@@ -90,7 +90,7 @@ def test_dump_rules_of_one_node(cluster: RemoteNodes) -> None:
         "# Node n1, kube-proxy v1.35.1, pod kube-system/p1\n"
         "default/web:http  TCP\n"
         "  Cluster  cluster IP 10.96.0.10:80\n"
-        "     100%  10.244.1.5:8080  7 packets\n\n"
+        "     100%  10.244.1.5:8080  7 packets\n"
     )
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import click
 import pytest
 
+from pykubeproxy.cli.dump_rules import _show
 from pykubeproxy.inspect.dump.model import ServiceView, in_order, views
 from pykubeproxy.inspect.dump.render_rules import listing
 from pykubeproxy.inspect.dump.report import DumpedNode, DumpReport
+from pykubeproxy.inspect.node import NodeState, Origin, UnknownNode
 from pykubeproxy.inspect.targets import ServiceFilter
-from pykubeproxy.objects import Family
+from pykubeproxy.objects import Family, Node
 from pykubeproxy.report.document import document as as_document
 from pykubeproxy.report.document import json_text
 from pykubeproxy.report.text import text as text_of
@@ -113,6 +115,25 @@ def test_listed_rules_jump_only_forward(case: str) -> None:
         above.add(ChainKey(table, chain))
         target = ChainKey(table, rule.rpartition("-j ")[2])
         assert target not in above, line
+
+
+def test_wide_has_a_header_above_endpoints() -> None:
+    wide = text_of(report_of(*views_of("lb-local-none")).blocks(wide=True)).splitlines()
+    at = next(number for number, line in enumerate(wide) if "ENDPOINT" in line)
+    assert wide[at].split() == ["SHARE", "ENDPOINT", "PACKETS", "BYTES", "CHAIN"]
+    assert wide[at].index("ENDPOINT") == wide[at + 1].index("192.168.")
+    assert wide[at].index("CHAIN") == wide[at + 1].index("KUBE-SEP-")
+
+
+def test_dump_of_nodes_is_ordered_whoever_answers_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nodes that were not read have no part."""
+    unread = UnknownNode(Node("n1"), "no pod", proxy="kube-proxy v1.35.1")
+    read = [NodeState(Node(name), Origin("", proxy="kube-proxy")) for name in ("n10", "n9")]
+    _show([*read, unread], ServiceFilter(), "text", required=False)
+    assert click.unstyle(capsys.readouterr().out).split("\n\n") == [
+        "# Node n9, kube-proxy",
+        "# Node n10, kube-proxy\n",
+    ]
 
 
 def test_styles_do_not_change_the_text() -> None:
