@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from pykubeproxy.pages.status_text import all_well, blocks, health
+from pykubeproxy.pages.status_text import all_well, blocks, health, wide_blocks
 from pykubeproxy.pages.statusz import AgentStatus
 from pykubeproxy.report.document import Report
 from pykubeproxy.report.text import GAP, Block, Heading, Row, Sentence, Table
@@ -59,10 +59,13 @@ class StatusReport(Report, frozen=True):
     nodes: tuple[ProxyStatus, ...]
 
     def blocks(self, *, wide: bool) -> Iterator[Block]:
-        """Return all about an agent that was asked directly, else a row for each node; `wide` adds all about agents."""
+        """Return all about an agent that was asked directly, else a row for each node.
+
+        `wide` adds pods, all about agents, and their times, tables and every record that they keep.
+        """
         in_table = any(node.pod or not node.agent for node in self.nodes)
         if in_table:
-            yield _table(self.nodes, self.time)
+            yield _table(self.nodes, self.time, wide=wide)
             if not wide:
                 return
         for one in self.nodes:
@@ -72,7 +75,7 @@ class StatusReport(Report, frozen=True):
                 up = duration(max(0.0, one.agent.now - one.agent.started))
                 about = f"  {one.agent.version}, backend {one.agent.backend}, up {up}"
                 yield Heading(one.agent.node, rest=about)
-                yield from blocks(one.agent)
+                yield from wide_blocks(one.agent) if wide else blocks(one.agent)
 
     def names(self) -> Iterable[str]:
         """Return the nodes with a problem."""
@@ -102,7 +105,7 @@ def agent_status(agent: AgentStatus) -> ProxyStatus:
     )
 
 
-def _table(nodes: Iterable[ProxyStatus], now: float) -> Table:
+def _table(nodes: Iterable[ProxyStatus], now: float, *, wide: bool) -> Table:
     rows = []
     for node in nodes:
         since = duration(max(0.0, now - node.running_since)) if node.running_since else ""
@@ -114,9 +117,10 @@ def _table(nodes: Iterable[ProxyStatus], now: float) -> Table:
             below.insert(0, Sentence(node.problem, "bad"))
         rows.append(
             Row(
-                (node.node, proxy, mode, node.state, restarts, since),
+                (node.node, proxy, mode, node.state, restarts, since, *([node.pod] if wide else [])),
                 "bad" if node.problem else "",
                 tuple(below),
             )
         )
-    return Table(rows, ("NODE", "PROXY", "MODE", "STATE", "RESTARTS", "SINCE"), frozenset([4]))
+    header = ("NODE", "PROXY", "MODE", "STATE", "RESTARTS", "SINCE", *(["POD"] if wide else []))
+    return Table(rows, header, frozenset([4]))

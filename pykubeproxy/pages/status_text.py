@@ -33,6 +33,24 @@ def blocks(status: AgentStatus, syncs: int = 5, quarantined: int = 10, repairs: 
     yield from _syncs(status, syncs)
 
 
+def wide_blocks(status: AgentStatus) -> Iterator[Block]:
+    """Return what a status says, with its probes, times, rules by table, and all records."""
+    probes = (status.healthy, status.ready, status.alive, status.node_eligible)
+    cells = (*("yes" if probe else "no" for probe in probes), moment(status.started), moment(status.now))
+    yield Table([Row(cells)], ("HEALTHY", "READY", "ALIVE", "NODE ELIGIBLE", "STARTED", "ANSWERED"))
+    yield GAP
+    quarantined = sum(len(family.quarantined) for family in status.families)
+    yield from blocks(status, len(status.syncs), quarantined, len(status.repairs))
+    yield GAP
+    tables = [
+        Row((family.family, table, str(rules)))
+        for family in status.families
+        for table, rules in family.rules.items()
+    ]
+    if tables:
+        yield Table(tables, ("FAMILY", "TABLE", "RULES"), frozenset([2]))
+
+
 def moment(seconds: float) -> str:
     """Format a time in seconds since 1970."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

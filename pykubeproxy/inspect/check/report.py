@@ -115,7 +115,9 @@ class CheckReport(Report, frozen=True):
                     yield GAP
                 without = "" if shown else ": no problems"
                 yield Heading(one.node, rest=f"  {one.proxy or 'no pod of a proxy'}{without}")
-            yield Table([_row(check) for check in shown])
+            yield Table(
+                [_row(check) for check in shown], ("LEVEL", "CHECK", "RESULT") if wide and shown else ()
+            )
             if one.configuration:
                 yield GAP
                 yield Sentence(f"Configuration: {one.configuration}.")

@@ -17,10 +17,11 @@ from pykubeproxy.report.document import Report
 from pykubeproxy.report.text import GAP, Block, Cell, Heading, Row, Section, Sentence, Table, Tone, Verbatim
 from pykubeproxy.rules.difference import own_part
 from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.wording import counted, listed, natural, one_line, percent, period
+from pykubeproxy.wording import counted, listed, natural, one_line, percent, period, tied
 
 _Value = TypeVar("_Value", bound=Hashable)
 _HEADER = ("NODE", "PROXY", "VERDICT", "WRONG", "OBJECTS CHANGED")
+_CHAINS_HEADER = ("FAMILY", "TABLE", "CHAIN", "CHANGE", "REMOVED", "ADDED")
 VERDICTS = {
     PacketVerdict.DROP: "dropped",
     PacketVerdict.REJECT: "rejected",
@@ -226,9 +227,14 @@ class DiffReport(Report, frozen=True, kw_only=True):
     other_settings: Sequence[OtherSetting]
 
     def blocks(self, *, wide: bool) -> Iterator[Block]:
-        """Return a row for each node of a cluster, then what is wrong on which nodes; `wide` lists everything."""
-        if any(node.before is None for node in self.nodes) or not self.nodes:
-            yield Table([_row(result) for result in self.nodes], _HEADER, right=frozenset((3,)))
+        """Return a row for each node of a cluster, then what is wrong on which nodes.
+
+        `wide` lists everything, with the pod and the settings of each proxy, and the chains that differ.
+        """
+        in_cluster = any(node.before is None for node in self.nodes) or not self.nodes
+        if in_cluster or wide:
+            header = (*_HEADER, *(["POD"] if wide else []))
+            yield Table([_row(result, wide=wide) for result in self.nodes], header, right=frozenset((3,)))
             yield GAP
         for paragraph in (
             *_reasons(self.nodes),
@@ -240,8 +246,8 @@ class DiffReport(Report, frozen=True, kw_only=True):
             yield paragraph
             yield GAP
         for node in self.nodes:
-            yield from _details(node, several=len(self.nodes) > 1)
-        if any(result.before is None for result in self.nodes) or not self.nodes:
+            yield from _details(node, several=len(self.nodes) > 1, wide=wide)
+        if in_cluster:
             yield Sentence(_summary(self.nodes))
 
     def names(self) -> Iterator[str]:
@@ -308,12 +314,18 @@ def _unusual(values: Mapping[str, Mapping[str, list[str]]]) -> Iterable[OtherSet
                 yield OtherSetting(name, value, usual, tuple(nodes))
 
 
-def _row(result: NodeResult) -> Row:
+def _row(result: NodeResult, *, wide: bool) -> Row:
     compared = result.verdict is not NodeVerdict.NOT_COMPARED
-    wrong = "all" if compared and result.reason else str(len(result.wrong)) if compared else ""
+    ports = result.rules.ports if result.rules else ()
+    services = {(port.namespace, port.name) for port in ports} or result.wrong
+    wrong = "all" if compared and result.reason else str(len(services)) if compared else ""
     changed = f"{result.objects_changed:%Y-%m-%d %H:%M:%S}Z" if result.objects_changed else ""
     verdict = Cell(result.verdict.value, _TONES[result.verdict])
-    return Row((one_line(result.name), one_line(result.proxy or ""), verdict, wrong, changed))
+    cells = (one_line(result.name), one_line(result.proxy or ""), verdict, wrong, changed)
+    if not wide:
+        return Row(cells)
+    settings = ", ".join(tied(f"{name} {value}") for name, value in result.settings.items())
+    return Row((*cells, result.pod or ""), below=[Sentence(settings, start="settings: ")] if settings else ())
 
 
 def _nodes_by(
@@ -371,7 +383,7 @@ def _setting(other: OtherSetting) -> Block:
     return Sentence(f"{_start(other.nodes)}{other.name} is {other.value}, but {other.usual} on most nodes")
 
 
-def _details(node: NodeResult, *, several: bool) -> Iterator[Block]:
+def _details(node: NodeResult, *, several: bool, wide: bool) -> Iterator[Block]:
     """Yield what differs for each group of clients, or in the rules."""
     if node.clients:
         if several:
@@ -386,6 +398,21 @@ def _details(node: NodeResult, *, several: bool) -> Iterator[Block]:
         title = Verbatim(f"{family.value}: {node.before} → {node.after}", "title")
         yield Section(title, [*map(Sentence, sentences)])
         yield GAP
+    if wide and node.rules and node.rules.chains:
+        rows = [
+            Row(
+                (
+                    one.family.value,
+                    one.table,
+                    one.chain,
+                    one.change,
+                    str(len(one.removed)),
+                    str(len(one.added)),
+                )
+            )
+            for one in node.rules.chains
+        ]
+        yield Table(rows, _CHAINS_HEADER, frozenset((4, 5)))
 
 
 def _summary(results: Sequence[NodeResult]) -> str:

@@ -26,6 +26,8 @@ from pykubeproxy.wording import counted, listed, percent
 
 # How many nodes a title names, and how many groups of nodes and endpoints are listed.
 _NODES, _GROUPS, _ENDPOINTS = 4, 12, 20
+# Of endpoints with all that is known about them.
+_HEADER = ("SHARE", "ENDPOINT", "NODE", "ZONE", "POD", "REASON")
 
 # The reasons for which an agent does not serve service ports.
 Quarantined = Mapping[tuple[Family, PortName], str]
@@ -127,7 +129,7 @@ class ExplainReport(Report, frozen=True, kw_only=True):
     rules: Sequence[RulesAgreement] = ()
 
     def blocks(self, *, wide: bool) -> Iterator[Block]:
-        """Return a part for each service port; `wide` lists everything, with the nodes and pods of endpoints."""
+        """Return a part for each service port; `wide` lists everything, with the places of endpoints."""
         if len(self.nodes) == 1:
             yield Heading("On ", "", f"{self.nodes[0].title}:")
             yield GAP
@@ -254,7 +256,8 @@ def _group_blocks(group: ExplainedGroup, nodes: int, wide: bool) -> Iterator[Blo
     far = word(Reason.NOT_LOCAL)
     some = [endpoint for endpoint in group.endpoints if wide or not several or endpoint.reason != far]
     listed_ones = some if wide or not several else _first_endpoints(some)
-    yield Table([_endpoint_row(endpoint, several or wide) for endpoint in listed_ones], right=frozenset((0,)))
+    rows = [_wide_row(one) if wide else _endpoint_row(one, several) for one in listed_ones]
+    yield Table(rows, _HEADER if wide and rows else (), right=frozenset((0,)))
     for used in (True, False):
         hidden = [endpoint for endpoint in some if endpoint.used is used and endpoint not in listed_ones]
         if hidden:
@@ -274,12 +277,19 @@ def _first_endpoints(endpoints: Sequence[ExplainedEndpoint]) -> Sequence[Explain
 
 
 def _endpoint_row(one: ExplainedEndpoint, with_place: bool) -> Row:
-    share = percent(one.share) if one.used else "-"
     where = f"on {one.node}" if one.node else ""
     pod = f"({one.pod})" if one.pod else ""
     place = " ".join(filter(None, (where, pod))) if with_place else ""
     message = f"{place}: {one.message}" if place else one.message
-    return Row((f"{share:>4}", one.target, message))
+    return Row((_share(one), one.target, message))
+
+
+def _wide_row(one: ExplainedEndpoint) -> Row:
+    return Row((_share(one), one.target, one.node, one.zone, one.pod, one.message))
+
+
+def _share(one: ExplainedEndpoint) -> str:
+    return f"{percent(one.share) if one.used else '-':>4}"
 
 
 def _names(nodes: Sequence[ExplainedNode], all_nodes: int) -> str:

@@ -133,6 +133,12 @@ def test_status(cluster: RemoteNodes) -> None:
     assert lines[4] == "  It runs Cilium and no kube-proxy."
 
 
+def test_wide_status_adds_pods_and_all_about_agents(cluster: RemoteNodes) -> None:
+    lines = [line.split() for line in invoke("status", "-o", "wide").stdout.splitlines()]
+    assert [line[-1] for line in lines[:3]] == ["POD", "kube-system/p1", "kube-system/p2"]
+    assert ["yes"] * 4 in [line[:4] for line in lines]
+
+
 def test_status_orders_nodes_by_number_and_names_a_pod_that_is_not_ready(cluster: RemoteNodes) -> None:
     """Also beside an agent that is healthy."""
     for name in ("n10", "n4"):

@@ -92,6 +92,23 @@ def test_text(serve: Serve) -> None:
     assert "2 changed Services and 1 Service with changed endpoints wait" in " ".join(lines[2:4])
 
 
+def test_wide_has_every_line_of_text_and_probes_times_and_tables(serve: Serve) -> None:
+    """Also the syncs and repairs that the text leaves out."""
+    repairs = tuple(
+        RepairRecord(NOW - age, "IPv4", 0.5, (TableDrift("nat", rules=2),)) for age in (50, 40, 30, 20)
+    )
+    syncs = tuple(SyncRecord(NOW - age, "IPv4", False, 0.004, 31) for age in range(20, 1, -1))
+    url = at(serve, encode(msgspec.structs.replace(TOLD, syncs=syncs, repairs=repairs)))
+    lines, wide = shown(asked("--url", url)), shown(asked("--url", url, "-o", "wide"))
+    assert set(lines) < set(wide)
+    assert "50 s ago  IPv4  in 500 ms" not in lines
+    assert {"50 s ago  IPv4  in 500 ms", "20 s ago  IPv4  partial  4 ms  31", "IPv4  nat  160675"} <= set(
+        wide
+    )
+    assert wide[1] == "HEALTHY  READY  ALIVE  NODE ELIGIBLE  STARTED  ANSWERED"
+    assert wide[2].startswith("yes  yes  yes  yes  2026-11-")
+
+
 def test_repairs(serve: Serve) -> None:
     """Show the last repairs of drift in 80 columns."""
     repair = RepairRecord(

@@ -22,28 +22,30 @@ FINDINGS: list[Finding] = [
 ]
 
 TEXT = """\
-ok    privileges         CAP_NET_ADMIN and CAP_NET_RAW are in effect
-warn  iptables IPv4      iptables-nft 1.8.2
-                         Up to 1.8.3 the nft backend misreads its own rules.
-                         Install 1.8.4 or later.
-fail  other-tables IPv4  legacy, not in use, has 1 chain of a service proxy too
-                         Packets pass both. If nft is right, stop the proxy that
-                         writes legacy rules if it still runs; the agent removes
-                         them after its first sync. Else set --iptables-backend.
-fail  forwarding IPv6    IPv6 packets are not forwarded
-                         (net.ipv6.conf.all.forwarding = 0), so pods cannot be
-                         reached
-                         Set net.ipv6.conf.all.forwarding = 1.
-warn  conntrack          240000 connections of 262144 tracked (92%)
-                         When the table is full, new connections are dropped.
-                         Raise net.netfilter.nf_conntrack_max, or
-                         --conntrack-max-per-core, to 524288 in total.
-skip  api-server         no API server is configured
-                         Pass the agent's --kubeconfig or --config to check it.
-                         Once the agent runs, run `pykubeproxy check` in its
-                         pod.
-skip  node               no API server is configured
-skip  permissions        no API server is configured
+LEVEL  CHECK              RESULT
+ok     privileges         CAP_NET_ADMIN and CAP_NET_RAW are in effect
+warn   iptables IPv4      iptables-nft 1.8.2
+                          Up to 1.8.3 the nft backend misreads its own rules.
+                          Install 1.8.4 or later.
+fail   other-tables IPv4  legacy, not in use, has 1 chain of a service proxy too
+                          Packets pass both. If nft is right, stop the proxy
+                          that writes legacy rules if it still runs; the agent
+                          removes them after its first sync. Else set
+                          --iptables-backend.
+fail   forwarding IPv6    IPv6 packets are not forwarded
+                          (net.ipv6.conf.all.forwarding = 0), so pods cannot be
+                          reached
+                          Set net.ipv6.conf.all.forwarding = 1.
+warn   conntrack          240000 connections of 262144 tracked (92%)
+                          When the table is full, new connections are dropped.
+                          Raise net.netfilter.nf_conntrack_max, or
+                          --conntrack-max-per-core, to 524288 in total.
+skip   api-server         no API server is configured
+                          Pass the agent's --kubeconfig or --config to check it.
+                          Once the agent runs, run `pykubeproxy check` in its
+                          pod.
+skip   node               no API server is configured
+skip   permissions        no API server is configured
 
 Configuration: flags.
 2 fail, 2 warn, 3 skip, 1 ok: this node is not ready for the proxy.
@@ -71,8 +73,8 @@ def test_only_problems_are_shown_unless_asked() -> None:
 
 
 def test_only_the_level_is_coloured() -> None:
-    (first, *_) = shown(FINDINGS).splitlines()
-    assert first.startswith("\x1b[32mok  \x1b[0m  privileges")
+    (_, first, *_) = shown(FINDINGS).splitlines()
+    assert first.startswith("\x1b[32mok   \x1b[0m  privileges")
 
 
 def test_warnings_do_not_fail_the_check() -> None:

@@ -194,6 +194,21 @@ def live_and_desired(
     return own_part(Ruleset(Family.IPV4, chains_left), desired), desired
 
 
+def test_wide_counts_the_rules_of_each_chain() -> None:
+    changes = [compare_rules(rules(web("10.244.1.5")), rules(web("10.244.1.6")))]
+    result = rules_result(NodeState(Node("node1"), Origin("a.yaml")), changes, "a.yaml", "b.yaml")
+    wide = click.unstyle(report_text(diff_report([result]).blocks(wide=True)))
+    rows = [line.split() for line in wide.splitlines()]
+    assert rows[1] == ["node1", "differs", "1"]
+    start = rows.index(["FAMILY", "TABLE", "CHAIN", "CHANGE", "REMOVED", "ADDED"])
+    assert [(row[1], row[2][:9], *row[3:]) for row in rows[start + 1 :]] == [
+        ("nat", "KUBE-SVC-", "changed", "1", "1"),
+        ("nat", "KUBE-SEP-", "added", "0", "2"),
+        ("nat", "KUBE-SEP-", "removed", "2", "0"),
+    ]
+    assert set(text_of(changes).splitlines()) <= set(wide.splitlines())
+
+
 def test_drift_names_the_table() -> None:
     objects = web("10.244.1.5")
     prerouting, canary = ChainKey("nat", "PREROUTING"), ChainKey("mangle", "KUBE-PROXY-CANARY")

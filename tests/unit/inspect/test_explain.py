@@ -204,6 +204,12 @@ def test_nodes_with_other_endpoints_have_a_part_each() -> None:
     )
 
 
+def test_wide_has_the_place_of_each_endpoint() -> None:
+    rows = [line.split() for line in text("lb-local", THERE, wide=True).splitlines()]
+    assert ["SHARE", "ENDPOINT", "NODE", "ZONE", "POD", "REASON"] in rows
+    assert ["100%", "10.244.2.12:8080", "node2", "ready"] in rows
+
+
 def test_nodes_with_the_same_endpoints_have_one_part() -> None:
     assert "    On node2 in zone-b and node1 in zone-a:\n" in text("dual-stack", THERE, HERE)
 

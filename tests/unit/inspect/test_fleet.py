@@ -163,6 +163,15 @@ def test_a_stale_node_names_its_wrong_services_and_when_they_changed() -> None:
     assert result.proxy == "kube-proxy v1.30.8"
 
 
+def test_wide_adds_pods_and_settings() -> None:
+    _, _, results = usual()
+    wide = shown([results["node3"]], wide=True)
+    lines = [" ".join(line.split()) for line in wide.splitlines()]
+    assert lines[0] == "NODE PROXY VERDICT WRONG OBJECTS CHANGED POD"
+    assert lines[1] == "node3 kube-proxy v1.30.8 differs 2 1970-01-01 00:16:40Z kube-system/node3"
+    assert lines[2].startswith("settings: masqueradeAll false, masqueradeBit 14,")
+
+
 def test_only_nodes_that_differ_are_read_again() -> None:
     source, time, _ = usual()
     assert sorted(source.reads[SIZE.nodes :]) == ["node13", "node3"]
