@@ -14,7 +14,7 @@ from pykubeproxy.lab.machine import RunDirectory
 from pykubeproxy.lab.scenarios import Scenario, ScenarioFailed
 from pykubeproxy.report.document import Report
 from pykubeproxy.report.text import GAP, Block, Row, Sentence, Table
-from pykubeproxy.wording import styled, wrapped
+from pykubeproxy.wording import duration, styled, wrapped
 
 MARGIN = 7
 LABEL = 15
@@ -119,8 +119,18 @@ class DemoReport(Report, frozen=True, kw_only=True):
     seconds: float
     scenarios: tuple[ScenarioResult, ...]
 
-    def blocks(self, *, wide: bool) -> Iterator[Block]:  # noqa: ARG002
-        """Return the last lines of the demonstration, which prints the others while it runs."""
+    def blocks(self, *, wide: bool) -> Iterator[Block]:
+        """Return the last lines of the demonstration, which prints the others while it runs.
+
+        `wide` adds a table of its scenarios.
+        """
+        if wide:
+            rows = [
+                Row((one.name, "passed" if one.ok else "failed", duration(one.seconds)))
+                for one in self.scenarios
+            ]
+            yield Table(rows, ("SCENARIO", "RESULT", "DURATION"), frozenset({2}))
+            yield GAP
         yield Sentence(summary(self.scenarios, self.seconds))
 
     def names(self) -> Iterator[str]:
@@ -224,12 +234,15 @@ class LabReport(Report, frozen=True, kw_only=True):
     hosts: tuple[HostState, ...]
     services: tuple[ServiceState, ...]
 
-    def blocks(self, *, wide: bool) -> Iterator[Block]:  # noqa: ARG002
-        """Return hosts and Services as tables."""
+    def blocks(self, *, wide: bool) -> Iterator[Block]:
+        """Return hosts and Services as tables; `wide` adds the kinds of hosts."""
         yield Sentence(f'Lab "{self.lab}", logs in {self.logs}')
         yield GAP
-        hosts = [Row((one.name, one.node or "", *one.addresses, self._state(one))) for one in self.hosts]
-        yield Table(hosts, ("HOST", "NODE", "IPV4", "IPV6", "STATE"))
+        hosts = [
+            Row((one.name, *([one.kind] if wide else []), one.node or "", *one.addresses, self._state(one)))
+            for one in self.hosts
+        ]
+        yield Table(hosts, ("HOST", *(["KIND"] if wide else []), "NODE", "IPV4", "IPV6", "STATE"))
         yield GAP
         services = [
             Row(

@@ -13,6 +13,7 @@ from pykubeproxy.lab.apiserver.patches import merged
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.scenarios import SCENARIOS, Log, Scenario, ScenarioFailed
 from pykubeproxy.lab.scenarios.scenario import Run
+from pykubeproxy.report.text import text
 from pykubeproxy.wording import WIDTH
 
 LAB = cast("Lab", SimpleNamespace(reset=lambda: None, logs=Path("/run/lab/logs")))
@@ -73,6 +74,23 @@ def test_summary_names_failed_scenarios() -> None:
     assert "1 of 2 scenarios failed in 1 s: b" in report.summary([result("a"), result("b", "oh")], 1.0)
     all_failed = report.summary([result(scenario.name, "oh") for scenario in SCENARIOS], 100.0)
     assert max(map(len, all_failed.splitlines())) <= WIDTH
+
+
+def test_wide_adds_the_kinds_of_hosts_and_the_time_of_scenarios() -> None:
+    host = report.HostState("node1", "node", ("10.0.0.11", "fd00:10::11"), agent=7)
+    lab = report.LabReport(
+        lab="lab", logs="/run/lab/logs", api="http://10.0.0.1:6443", hosts=(host,), services=()
+    )
+    lines = [line.split() for line in text(lab.blocks(wide=True)).splitlines()]
+    assert lines[2:4] == [
+        ["HOST", "KIND", "NODE", "IPV4", "IPV6", "STATE"],
+        ["node1", "node", "10.0.0.11", "fd00:10::11", "agent", "running,", "pid", "7"],
+    ]
+    demo = report.DemoReport(lab="lab", backend="nft", ok=False, seconds=2.5, scenarios=(result("b", "oh"),))
+    assert text(demo.blocks(wide=True)).splitlines()[:2] == [
+        "SCENARIO  RESULT  DURATION",
+        "b         failed    1.25 s",
+    ]
 
 
 def test_scenarios_have_unique_names_and_short_texts() -> None:
