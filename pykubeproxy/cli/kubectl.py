@@ -35,7 +35,7 @@ _COMMANDS = {
     pykubeproxy.__version__, prog_name=_NAME, message="%(prog)s %(version)s", cls=Option, group=HELP
 )
 def plugin() -> None:
-    """Inspect the Services of a cluster whose proxies write iptables rules, from any machine.
+    """Inspect the Services of a cluster, and the rules that kube-proxy or pykubeproxy writes for them, from any machine.
 
     This reads the rules of nodes through the API server, by exec into the pods of pykubeproxy or kube-proxy, and changes
     nothing on nodes. Exec into such a pod equals root on its node.
