@@ -1,6 +1,7 @@
 """The verdict on a node: which Services have rules there that do not follow the objects."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -26,7 +27,7 @@ from pykubeproxy.inspect.meaning.outcomes import MeaningChange, NftablesDesign, 
 from pykubeproxy.inspect.node import NodeRules, NodeState
 from pykubeproxy.inspect.packets.addresses import Addresses, parse_addresses, union
 from pykubeproxy.inspect.routes import rejecting_rules
-from pykubeproxy.objects import Family, Key, Node, Protocol, family_of
+from pykubeproxy.objects import Family, Key, Node, Protocol, family_of, of_family
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.dispatch import node_port_jumps
 from pykubeproxy.rules.inferred import (
@@ -74,7 +75,6 @@ class NodeComparison:
         self._default_lists = load(None, {}).config.max_affinity_lists
         self._contested = contested_destinations(cluster)
         self._cluster_ips = frozenset(ip for service in cluster.services() for ip in service.cluster_ips)
-        self._endpoints: dict[str, set[str]] = {}
 
     def compare(self, state: NodeState, desired: Mapping[Family, Ruleset] | None = None) -> NodeResult:
         """Compare what packets get on a node with what they should get. Raises TooManyRules.
@@ -186,24 +186,39 @@ class NodeComparison:
         return self.comparison.changes(live, proxy_part(desired), state.network, design=design)
 
     def _nft_design(self, node: Node, live: NftRuleset) -> NftablesDesign:
-        services = list(self.cluster.services())
-        if not self._endpoints:
-            for service in services:
-                for slice_ in self.cluster.all_slices_of(service.key):
-                    for endpoint in slice_.endpoints:
-                        self._endpoints.setdefault(endpoint.node_name, set()).add(endpoint.address)
         return NftablesDesign(
             nft_node_port_addresses(live),
-            frozenset(self._endpoints.get(node.name, ())),
+            self._endpoints.get(node.name, frozenset()),
             self._cluster_ips,
-            frozenset(ip for one in services for ip in (*one.external_ips, *one.load_balancer_ips)),
-            {
-                ip: _admitted(service.source_ranges, live.family)
-                for service in services
-                if service.source_ranges
-                for ip in _of_family(service.load_balancer_ips, live.family)
-            },
+            self._external,
+            self._admitted,
         )
+
+    @cached_property
+    def _endpoints(self) -> Mapping[str, frozenset[str]]:
+        """The addresses of endpoints by node."""
+        found: dict[str, set[str]] = {}
+        for service in self.cluster.services():
+            for slice_ in self.cluster.all_slices_of(service.key):
+                for endpoint in slice_.endpoints:
+                    found.setdefault(endpoint.node_name, set()).add(endpoint.address)
+        return {node: frozenset(addresses) for node, addresses in found.items()}
+
+    @cached_property
+    def _external(self) -> frozenset[str]:
+        """The addresses of Services that are no cluster IPs."""
+        services = self.cluster.services()
+        return frozenset(ip for one in services for ip in (*one.external_ips, *one.load_balancer_ips))
+
+    @cached_property
+    def _admitted(self) -> Mapping[str, Addresses]:
+        """By load balancer IP, the clients in `loadBalancerSourceRanges`."""
+        return {
+            ip: union(map(parse_addresses, of_family(service.source_ranges, family_of(ip))))
+            for service in self.cluster.services()
+            if service.source_ranges
+            for ip in service.load_balancer_ips
+        }
 
     def _unexplained(
         self, before: Ruleset, desired: Ruleset, state: NodeState, local_network: str = ""
@@ -242,14 +257,6 @@ class NodeComparison:
         ports = service.ports if service else ()
         found = [keeps_affinity(live, PortName(*key, port.name, port.protocol.value)) for port in ports]
         return any(found) if any(kept is not None for kept in found) else None
-
-
-def _of_family(addresses: Iterable[str], family: Family) -> list[str]:
-    return [address for address in addresses if family_of(address.partition("/")[0]) is family]
-
-
-def _admitted(source_ranges: Iterable[str], family: Family) -> Addresses:
-    return union(map(parse_addresses, _of_family(source_ranges, family)))
 
 
 def _api_servers(cluster: Cluster) -> ApiServers:
