@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pykubeproxy.config import Config, load
+from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute
 from pykubeproxy.objects import Family, Kind, Listed, Node, decode
 from pykubeproxy.rules.iptables_save import parse
 from pykubeproxy.rules.nft_list import NftRuleset, read_nft_lists
@@ -21,6 +22,15 @@ FIREWALLD = NFT_FOLDER.parent / "firewalld.json"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 # What the recorded node's interfaces had.
 ADDRESSES = ("127.0.0.1", "192.168.99.10", "10.244.1.1", "::1", "fd00:99::10")
+NETWORK = NodeNetwork(
+    frozenset(ADDRESSES),
+    (
+        NodeRoute("0.0.0.0/0", "eth0"),
+        NodeRoute("10.244.1.0/24", "cni0"),
+        NodeRoute("::/0", "eth0"),
+        NodeRoute("fd00:10:244:1::/64", "cni0"),
+    ),
+)
 
 # kube-proxy fills these in no particular order, save that the node-port jumps come last.
 UNORDERED = {

@@ -97,6 +97,14 @@ def anonymous_elements(data: Json) -> Sequence[Json]:
     return (data,)
 
 
+def element_key(element: Json) -> Json:
+    """Return an element of a set, or the key of one of a map, without its comment or timeout."""
+    match element:
+        case {"elem": {"val": key}}:
+            return key
+    return element
+
+
 def incoming_interfaces(rule: NftRule) -> Iterator[str]:
     """Yield the interfaces that a rule names for packets that come in, without "*" at their end."""
     for statement in rule.statements:

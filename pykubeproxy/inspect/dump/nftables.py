@@ -10,7 +10,7 @@ from pykubeproxy.inspect.routes import FrontendRule, Policy, PolicyRoute
 from pykubeproxy.inspect.targets import ServiceFilter, parse_title
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.names import NFT_TABLES, nft_title
-from pykubeproxy.rules.nft_list import Json, NftRuleset, SetKey, anonymous_elements
+from pykubeproxy.rules.nft_list import Json, NftRuleset, SetKey, anonymous_elements, element_key
 from pykubeproxy.rules.nft_text import expression_text, rule_text
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.ports import ANY_LOCAL, Frontend, FrontendKind, PortName
@@ -24,14 +24,14 @@ def nft_frontends(ruleset: NftRuleset) -> Iterator[FrontendRule]:
     External IPs look like load balancer IPs without source ranges.
     """
     table = _table(ruleset.family)
-    limited = {expression_text(_key(one)): verdict for one, verdict in _map(ruleset, "firewall-ips")}
+    limited = {expression_text(element_key(one)): verdict for one, verdict in _map(ruleset, "firewall-ips")}
     cluster_ips = {expression_text(one) for one in _elements(ruleset, "cluster-ips")}
     node_addresses = (
         _elements(ruleset, "nodeport-ips") if SetKey(table, "nodeport-ips") in ruleset.sets else ()
     )
     for name in (*_SERVING, *_REJECTING):
         for element, verdict in _map(ruleset, name):
-            key, title = _key(element), _comment(element)
+            key, title = element_key(element), _comment(element)
             match key:
                 case {"concat": [*address, str(protocol), int(port)]}:
                     target = _target(limited.get(expression_text(key), verdict))
@@ -152,13 +152,6 @@ def _map(ruleset: NftRuleset, name: str) -> Iterator[tuple[Json, Json]]:
         match element:
             case [key, verdict]:
                 yield key, verdict
-
-
-def _key(element: Json) -> Json:
-    match element:
-        case {"elem": {"val": key}}:
-            return key
-    return element
 
 
 def _comment(element: Json) -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from pykubeproxy.inspect.meaning.fingerprints import SharedNumbers
 from pykubeproxy.inspect.packets.packet import Packet
-from pykubeproxy.rules.nft_list import JUMPS, NAMED_SETS, Json, NftRuleset, SetKey
+from pykubeproxy.rules.nft_list import JUMPS, NAMED_SETS, Json, NftRuleset, SetKey, element_key
 from pykubeproxy.rules.nft_text import expression_text
 from pykubeproxy.rules.ruleset import ChainKey
 
@@ -160,8 +160,7 @@ def _place(element: Json, fields: Sequence[str]) -> tuple[_At, Json]:
     Without any, or with several, all of it is the rest.
     """
     key, data = element if isinstance(element, list) else (element, None)
-    if isinstance(key, Mapping) and isinstance(elem := key.get("elem"), Mapping):
-        key = elem.get("val")
+    key = element_key(key)
     parts = key["concat"] if isinstance(key, Mapping) and "concat" in key else [key]
     at, rest = _At(), list[Json]()
     if not isinstance(parts, list) or len(parts) != len(fields):

@@ -231,7 +231,7 @@ def test_node_in_nftables_mode(cluster: RemoteNodes) -> None:
     assert entry["notes"]
     (entry,) = printed("diff", "--node", "n1", "--sync-period", "0", code=1)["nodes"]
     assert (entry["verdict"], entry["settings"]["mode"]) == ("differs", "nftables")
-    assert "web" in [it["name"] for it in entry["wrong"]]
+    assert "web" in [service["name"] for service in entry["wrong"]]
     refused = invoke("diff", "--node", "n1", "-o", "rules", code=2)
     assert "in nftables mode" in refused.stderr
     (entry,) = printed("check", "--node", "n1")["nodes"]

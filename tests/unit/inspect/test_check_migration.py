@@ -8,24 +8,15 @@ import pytest
 from pykubeproxy.inspect.check.migration import IPTABLES, NFTABLES, Migration, migration, nft_version
 from pykubeproxy.inspect.check.report import Finding, Level
 from pykubeproxy.inspect.node import NodeRules, NodeState, Origin, UnknownNode
-from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute, Packet
+from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
 from pykubeproxy.inspect.packets.rule_set import RuleSet
 from pykubeproxy.inspect.packets.walk import walk
 from pykubeproxy.inspect.routes import FrontendRule, PacketVerdict, serving_rules
 from pykubeproxy.objects import Family, Node, Port, Protocol, Service, family_of
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.ports import FrontendKind
-from tests.cases import ADDRESSES, NAMES, expected, load_case, nft_tables, node_of
+from tests.cases import ADDRESSES, NAMES, NETWORK, expected, load_case, nft_tables, node_of
 
-NETWORK = NodeNetwork(
-    frozenset(ADDRESSES),
-    (
-        NodeRoute("0.0.0.0/0", "eth0"),
-        NodeRoute("10.244.1.0/24", "cni0"),
-        NodeRoute("::/0", "eth0"),
-        NodeRoute("fd00:10:244:1::/64", "cni0"),
-    ),
-)
 NODE = Node("n1", ("192.168.99.10", "fd00:99::10"), kernel="6.12.0-55.el10_0.x86_64")
 FILTER_FORWARD, NAT_PREROUTING = ChainKey("filter", "FORWARD"), ChainKey("nat", "PREROUTING")
 

@@ -8,24 +8,15 @@ import pytest
 
 from pykubeproxy.inspect.packets.iptables import IptablesRules
 from pykubeproxy.inspect.packets.nftables import NftRules
-from pykubeproxy.inspect.packets.packet import DNAT, SNAT, NodeNetwork, NodeRoute, Packet
+from pykubeproxy.inspect.packets.packet import DNAT, SNAT, Packet
 from pykubeproxy.inspect.packets.rule_set import NOT_KNOWN, RuleSet
 from pykubeproxy.inspect.packets.walk import walk
 from pykubeproxy.inspect.routes import PacketVerdict, rejecting_rules, serving_rules
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.ports import ANY_LOCAL, FrontendKind
-from tests.cases import ADDRESSES, NAMES, expected, load_case, nft_tables
+from tests.cases import ADDRESSES, NAMES, NETWORK, expected, load_case, nft_tables
 
-NETWORK = NodeNetwork(
-    frozenset(ADDRESSES),
-    (
-        NodeRoute("0.0.0.0/0", "eth0"),
-        NodeRoute("10.244.1.0/24", "cni0"),
-        NodeRoute("::/0", "eth0"),
-        NodeRoute("fd00:10:244:1::/64", "cni0"),
-    ),
-)
 # A pod of this node, one of another, two clients from outside, and the node itself by two of its addresses.
 SOURCES = {
     Family.IPV4: ("10.244.1.5", "10.244.2.99", "203.0.113.7", "192.0.2.7", "192.168.99.10", "127.0.0.1"),
