@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
@@ -299,4 +300,10 @@ def _server(config: Config, node_name: str, as_agent: bool) -> tuple[Node | None
         found = server_access(open_client(config), node_name)
     except SourceError as error:
         return None, checks.unusable_server(str(error), as_agent)
-    return found.node, checks.api_server(found, node_name, as_agent)
+    return found.node, checks.api_server(found, node_name, as_agent, by_service=_is_service(found.server))
+
+
+def _is_service(server: str) -> bool:
+    """Return whether this URL has the address of the Service `kubernetes`, which the kubelet names in each pod."""
+    service = urlsplit(os.environ.get("KUBERNETES_PORT", "")).hostname
+    return service is not None and urlsplit(server).hostname == service

@@ -199,12 +199,15 @@ exit $code
 """
 
 
-def check_in_a_pod(url: str, files: Path, code: int, agent: bool = False) -> dict[str, Any]:
-    """Return the JSON of a bare `check` in a pod whose environment names this API server."""
+def check_in_a_pod(
+    url: str, files: Path, code: int, agent: bool = False, service: str = ""
+) -> dict[str, Any]:
+    """Return the JSON of a bare `check` in a pod whose environment names this API server, and the Service `kubernetes`."""
     host, _, port = url.rpartition("/")[2].rpartition(":")
     environment = {
         "KUBERNETES_SERVICE_HOST": host,
         "KUBERNETES_SERVICE_PORT": port,
+        "KUBERNETES_PORT": service,
         "FILES": str(files),
         "AGENT": "yes" if agent else "",
     }
@@ -231,13 +234,16 @@ def test_a_debug_pod_may_list_nothing_and_the_check_passes(tmp_path: Path) -> No
         without_account = check_in_a_pod(url, tmp_path, 0)
         (tmp_path / "token").write_text("of-the-pod")
         in_debug_pod = check_in_a_pod(url, tmp_path, 0)
-        beside_agent = check_in_a_pod(url, tmp_path, 1, agent=True)
+        beside_agent = check_in_a_pod(url, tmp_path, 1, agent=True, service="tcp://10.96.0.1:443")
+        by_service = check_in_a_pod(url, tmp_path, 1, agent=True, service="tcp://127.0.0.1:443")
     assert api_levels(without_account) == ["skip", "skip", "skip"]
     assert api_levels(in_debug_pod) == ["ok", "skip", "skip"]
     assert (in_debug_pod["passed"], in_debug_pod["complete"]) == (True, False)
     assert "ClusterRole" not in json.dumps(in_debug_pod)
     assert in_debug_pod["configuration"].startswith("default settings; cannot reach an agent at ")
     assert api_levels(beside_agent) == ["ok", "skip", "fail"]
+    assert api_levels(by_service) == ["warn", "skip", "fail"]
+    assert "but is the address of the Service kubernetes" in json.dumps(by_service)
 
 
 def api_levels(document: dict[str, Any]) -> list[str]:

@@ -378,10 +378,16 @@ _API, _NODE, _RIGHTS = Check("api-server"), Check("node"), Check("permissions")
 _IN_ITS_POD = "Once the agent runs, run `pykubeproxy check` in its pod."
 
 
-def api_server(access: "ServerAccess", node_name: str, as_agent: bool = True) -> tuple[Finding, ...]:
-    """Return the findings about an API server; `as_agent`: the agent uses this address and account."""
+def api_server(
+    access: "ServerAccess", node_name: str, as_agent: bool = True, by_service: bool = False
+) -> tuple[Finding, ...]:
+    """Return the findings about an API server.
+
+    - `as_agent`: the agent uses this address and account
+    - `by_service`: the address is that of the Service `kubernetes`
+    """
     return (
-        _answer(access, as_agent),
+        _answer(access, as_agent, by_service),
         _node_object(access, node_name, as_agent),
         _permissions(access, as_agent),
     )
@@ -406,7 +412,13 @@ def _skipped(reason: str) -> tuple[Finding, ...]:
     return _NODE.skip(reason), _RIGHTS.skip(reason)
 
 
-def _answer(access: "ServerAccess", as_agent: bool) -> Finding:
+def _answer(access: "ServerAccess", as_agent: bool, by_service: bool) -> Finding:
+    if access.answers and as_agent and by_service:
+        advice = (
+            "A node that has just started has no rules for that Service, so its agent cannot start. In"
+            " api-server.env, set the address of the control plane or its load balancer."
+        )
+        return _API.warn(f"{access.server} answers, but is the address of the Service kubernetes", advice)
     if access.answers and access.verified:
         return _API.ok(f"{access.server} answers")
     if access.answers:
