@@ -275,6 +275,23 @@ def test_warns_of_ports_that_probes_cannot_reach(tmp_path: Path, address: str, w
     assert ("warning: healthzBindAddress" in done.stderr) is warns
 
 
+@pytest.mark.parametrize(
+    ("mode", "kept", "says"),
+    [
+        ("iptables", "iptables", ""),
+        ("nftables", '""', "changed mode: nftables"),
+        ('"nftables"', '""', "changed mode: nftables"),
+        ("ipvs", "ipvs", "warning: kube-proxy runs in ipvs mode"),
+    ],
+)
+def test_other_modes_of_kube_proxy_are_named(tmp_path: Path, mode: str, kept: str, says: str) -> None:
+    done = filled_in(tmp_path, CONFIG.replace('mode: ""', f"mode: {mode}"), "https://10.0.0.10:6443")
+    assert done.returncode == 0
+    assert f"\nmode: {kept}\n" in (tmp_path / "config.conf").read_text()
+    assert says in done.stdout + done.stderr
+    assert ("mode" in done.stdout + done.stderr) is bool(says)
+
+
 def test_refuses_other_config_maps(tmp_path: Path) -> None:
     """The script writes nothing and says what to do."""
     before = (FOLDER / "config.conf").read_text()

@@ -23,8 +23,9 @@ if [[ $server =~ :([0-9]+)$ ]]; then
 fi
 
 # The agent uses the pod's service account and the address in api-server.env instead of a kubeconfig. The kubelet sets
-# oomScoreAdj to -997; a lower value requires CAP_SYS_RESOURCE.
-sed -e 's|^\( *kubeconfig:\).*|\1 ""|' -e 's|^oomScoreAdj:.*|oomScoreAdj: -997|' <<<"$config" >config.conf
+# oomScoreAdj to -997; a lower value requires CAP_SYS_RESOURCE. The agent has no mode nftables.
+sed -e 's|^\( *kubeconfig:\).*|\1 ""|' -e 's|^oomScoreAdj:.*|oomScoreAdj: -997|' \
+    -e 's|^mode: *"\{0,1\}nftables"\{0,1\} *$|mode: ""|' <<<"$config" >config.conf
 grep -q '^oomScoreAdj:' config.conf || echo 'oomScoreAdj: -997' >>config.conf
 printf '# The address of the API server.\n%s\n%s\n' \
     "KUBERNETES_SERVICE_HOST=${server//[\[\]]/}" "KUBERNETES_SERVICE_PORT=$port" >api-server.env
@@ -32,3 +33,7 @@ echo "wrote config.conf and api-server.env for the API server at $server, port $
 if grep -E '^ *healthzBindAddress: *"?(\[[^]]*]|[0-9.]*):[0-9]+"? *$' config.conf | grep -vq ':10256"\? *$'; then
     echo "warning: healthzBindAddress in config.conf must have port 10256, which the pods' probes use" >&2
 fi
+case $(sed -n 's|^mode: *"\{0,1\}\([a-z]*\).*|\1|p' <<<"$config") in
+nftables) echo "changed mode: nftables to mode: \"\"; pykubeproxy writes iptables rules" ;;
+ipvs) echo "warning: kube-proxy runs in ipvs mode; change it to iptables mode first, and set mode: \"\"" >&2 ;;
+esac
