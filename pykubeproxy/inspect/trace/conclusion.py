@@ -85,7 +85,7 @@ def conclusion(answer: Answer) -> str:
         return _through_nodes(answer)
     (way,) = answer.ways
     sentence = _alone(answer, way)
-    if way.others and not any(end.stale for end in way.ends):
+    if way.others and way.follows_objects:
         sentence += f" The same should happen through {counted(len(way.others), 'other node')}."
     return sentence
 

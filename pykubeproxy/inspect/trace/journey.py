@@ -16,6 +16,7 @@ from pykubeproxy.objects import Family, Node, address_and_port, family_of
 from pykubeproxy.rules.iptables_save import parse_rule
 from pykubeproxy.rules.names import CLUSTER_PREFIX, EXTERNAL_PREFIX, LOCAL_PREFIX, NFT_TABLES, is_owned
 from pykubeproxy.rules.nft_list import incoming_interfaces
+from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.ports import FrontendKind, PortName
 from pykubeproxy.wording import tied
@@ -115,7 +116,8 @@ class TracedWay(msgspec.Struct, frozen=True, rename="camel"):
     """One way into the cluster. The name of a node is "" if it is unknown.
 
     - `node`: the first node whose rules count; null if none of the group is read
-    - `others`: nodes that should do the same, by the Service and its EndpointSlices; not read
+    - `others`: nodes that should do the same, by the Service and its EndpointSlices; not read, so what rules of other
+      programs do there is unknown
     - `serves`: these nodes should have endpoints
     - `ends`: their probabilities add up to 1; none if the rules of the first node are unknown
     """
@@ -130,6 +132,14 @@ class TracedWay(msgspec.Struct, frozen=True, rename="camel"):
     def names(self) -> tuple[str, ...]:
         """All these nodes."""
         return self.others if self.node is None else (self.node, *self.others)
+
+    @property
+    def follows_objects(self) -> bool:
+        """Whether only current rules of a service proxy decide, so that the other nodes should do the same."""
+        final = (ChainKey(end.rule.table, end.rule.chain) for end in self.ends if end.rule)
+        return not any(end.stale for end in self.ends) and all(
+            key.table in NFT_TABLES or is_ours(key) for key in final
+        )
 
     @property
     def unread(self) -> str | None:

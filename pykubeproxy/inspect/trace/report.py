@@ -113,7 +113,8 @@ def ends_of_way(way: TracedWay) -> Iterator[Block]:
         rows.append(Row((share, f"{len(more)} more (-o json lists all)")))
     yield Table(rows, right=frozenset({0}))
     if way.others:
-        yield Sentence(f"also through {nodes} (from EndpointSlices; rules not read)")
+        source = "from EndpointSlices; " if way.follows_objects else ""
+        yield Sentence(f"also through {nodes} ({source}rules not read)")
 
 
 def _nodes_on_the_way(way: TracedWay, wide: bool) -> Iterator[Block]:

@@ -173,6 +173,18 @@ def test_stale_node_says_nothing_about_other_nodes() -> None:
     assert answer.message.endswith("that belong to another Service.")
 
 
+def test_firewall_says_nothing_about_other_nodes() -> None:
+    """Another node may have another firewall, or none."""
+    nodes = ThreeNodes("nodeport")
+    dropped = [nodes.trace(OUTSIDE, node_port(ANY_LOCAL))]
+    nodes.add_rules("node1", FORWARD, f"-s {OUTSIDE} -j DROP")
+    dropped.append(nodes.trace(OUTSIDE, node_port(ANY_LOCAL)))
+    assert [answer.ways[0].names for answer in dropped] == [("node1", "node2", "node3")] * 2
+    assert ["The same should happen" in answer.message for answer in dropped] == [True, False]
+    assert ["(from EndpointSlices; " in plain(answer) for answer in dropped] == [True, False]
+    assert all("also through node2 and node3" in plain(answer) for answer in dropped)
+
+
 def test_local_policy_keeps_the_client_and_answers_on_nodes_with_endpoints_only() -> None:
     answer = ThreeNodes("lb-local").trace(OUTSIDE, BALANCER)
     assert by_node(answer) == {
