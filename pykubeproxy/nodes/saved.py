@@ -3,7 +3,7 @@
 import gzip
 import io
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
 import click
@@ -79,7 +79,8 @@ class SavedNode(NamedTuple):
             program = "ip6tables-save" if wanted is Family.IPV6 else "iptables-save"
             advice = self.advice or f"add the output of {program} with --rules"
             raise ReadError(f"there are no {wanted.value} rules {place}; {advice}")
-        yield NodeState(
+        unseen = self._unseen(question.families) if question.nftables else ""
+        state = NodeState(
             node=self.node,
             origin=Origin(f"rules {place}", place, self.proxy),
             rules={family: self._rules(family, question) for family in present},
@@ -89,19 +90,28 @@ class SavedNode(NamedTuple):
                 for family in question.families
                 if family not in present
             },
-            remarks=(*self.remarks, *self._nftables_remarks()) if question.nftables else self.remarks,
+            remarks=(
+                *self.remarks,
+                *(nftables_remarks(self.nftables.values()) if question.nftables else ()),
+                *([unseen] if unseen else []),
+            ),
         )
+        if unseen and not (self.tables or state.in_nftables_mode):
+            raise ReadError(unseen)  # no rules of a service proxy are left
+        yield state
 
-    def _nftables_remarks(self) -> Iterator[str]:
-        yield from nftables_remarks(self.nftables.values())
+    def _unseen(self, families: Iterable[Family]) -> str:
+        """Return which tables of these families nft does not show, as they are of iptables, and what to do; "" for none."""
         unseen = {
             f"{family.value} {name}"
-            for family, ruleset in self.nftables.items()
-            for name in ruleset.iptables
-            if family not in self.tables
+            for family in families
+            if family in self.nftables and family not in self.tables
+            for name in self.nftables[family].iptables
         }
-        if unseen:
-            yield f"the rules of iptables are missing (tables {listed(sorted(unseen))}); add the output of iptables-save"
+        if not unseen:
+            return ""
+        tables = listed(sorted(unseen))
+        return f"the rules of iptables are missing ({tables}); add the output of iptables-save"
 
     def _rules(self, family: Family, question: Question) -> NodeRules:
         native = self.nftables.get(family) if question.nftables else None

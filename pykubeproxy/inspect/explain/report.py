@@ -256,7 +256,7 @@ def _group_blocks(group: ExplainedGroup, nodes: int, wide: bool) -> Iterator[Blo
     far = word(Reason.NOT_LOCAL)
     some = [endpoint for endpoint in group.endpoints if wide or not several or endpoint.reason != far]
     listed_ones = some if wide or not several else _first_endpoints(some)
-    rows = [_wide_row(one) if wide else _endpoint_row(one, several) for one in listed_ones]
+    rows = [_wide_row(one) if wide else _endpoint_row(one) for one in listed_ones]
     yield Table(rows, _HEADER if wide and rows else (), right=frozenset((0,)))
     for used in (True, False):
         hidden = [endpoint for endpoint in some if endpoint.used is used and endpoint not in listed_ones]
@@ -276,10 +276,10 @@ def _first_endpoints(endpoints: Sequence[ExplainedEndpoint]) -> Sequence[Explain
     ]
 
 
-def _endpoint_row(one: ExplainedEndpoint, with_place: bool) -> Row:
+def _endpoint_row(one: ExplainedEndpoint) -> Row:
     where = f"on {one.node}" if one.node else ""
     pod = f"({one.pod})" if one.pod else ""
-    place = " ".join(filter(None, (where, pod))) if with_place else ""
+    place = " ".join(filter(None, (where, pod)))
     message = f"{place}: {one.message}" if place else one.message
     return Row((_share(one), one.target, message))
 

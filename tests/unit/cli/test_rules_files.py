@@ -238,6 +238,25 @@ def test_wrong_use_is_an_error(
     assert message.format(rules=rules) in result.stderr
 
 
+def test_what_nft_prints_is_not_enough_without_the_rules_of_iptables(rules: Path, tmp_path: Path) -> None:
+    """nft does not show rules of iptables, so an answer would leave out all Services."""
+    items = [
+        {"chain": {"table": table, "family": family, "name": "PREROUTING", "hook": "prerouting"} | kind}
+        for table, family, kind in (
+            ("nat", "ip", {"type": "nat", "prio": -100}),
+            ("nat", "ip6", {"type": "nat", "prio": -100}),
+            ("hostfw", "inet", {"type": "filter", "prio": 0}),
+        )
+    ]
+    listed = tmp_path / "nft.json"
+    listed.write_text(json.dumps({"nftables": items}))
+    alone = invoke(trace, POD, "10.96.1.1:80", "--rules", listed)
+    message = "Error: the rules of iptables are missing (IPv4 nat); add the output of iptables-save\n"
+    assert (alone.exit_code, alone.stderr) == (2, message)
+    both = invoke(trace, POD, "10.96.1.1:80", "--rules", listed, "--rules", rules, "--node-address", NODE)
+    assert (both.exit_code, both.stderr) == (0, "")
+
+
 def test_node_addresses_have_no_effect_on_live_rules() -> None:
     result = invoke(trace, POD, "10.96.1.1:80", "--node-address", NODE)
     assert "--node-address has no effect on live rules" in result.stderr
