@@ -7,7 +7,7 @@ import msgspec
 
 from pykubeproxy.objects import Family
 from pykubeproxy.report.document import Report
-from pykubeproxy.report.text import Block, Heading, Section, Verbatim
+from pykubeproxy.report.text import Block, Heading, Section, Sentence, Verbatim
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.removal import is_of_ipvs_mode
 from pykubeproxy.rules.ruleset import ChainKey
@@ -103,12 +103,12 @@ class CleanupReport(Report, frozen=True, kw_only=True):
         if wide:
             yield from (Verbatim(line) for tables in self.tables for line in tables.input.splitlines())
         done = "would be removed" if self.dry_run else "removed"
-        modes: dict[str, list[Verbatim]] = {"iptables": [], "ipvs": [], "nftables": []}
+        modes: dict[str, list[Sentence]] = {"iptables": [], "ipvs": [], "nftables": []}
         for tables in self.tables:
-            modes["iptables"] += map(Verbatim, _rules(tables, done, of_ipvs_mode=False))
-            modes["ipvs"] += map(Verbatim, _rules(tables, done, of_ipvs_mode=True))
+            modes["iptables"] += map(Sentence, _rules(tables, done, of_ipvs_mode=False))
+            modes["ipvs"] += map(Sentence, _rules(tables, done, of_ipvs_mode=True))
         for objects in self.other_modes:
-            modes[objects.mode] += map(Verbatim, _objects(objects, done, None if wide else _NAMES))
+            modes[objects.mode] += map(Sentence, _objects(objects, done, None if wide else _NAMES))
         for mode, lines in modes.items():
             if lines and self.other_modes:
                 yield Section(Heading(f"{mode} mode:", ""), lines)
@@ -118,7 +118,7 @@ class CleanupReport(Report, frozen=True, kw_only=True):
             objects.names for objects in self.other_modes
         )
         if nothing and self.succeeded:
-            yield Verbatim("Nothing to remove.")
+            yield Sentence("Nothing to remove.")
 
     def names(self) -> Iterator[str]:
         """Return the chains and the objects of other modes, each once."""

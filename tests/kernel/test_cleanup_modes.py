@@ -52,7 +52,8 @@ iptables mode:
 ipvs mode:
   {backend.value}, IPv4: 5 jumps and 6 chains removed
   1 interface with 3 addresses removed: kube-ipvs0
-  4 ipsets removed: KUBE-6-LOAD-BALANCER-SOURCE-CID, KUBE-6-NODE-PORT-TCP, KUBE-CLUSTER-IP and KUBE-NODE-PORT-TCP
+  4 ipsets removed: KUBE-6-LOAD-BALANCER-SOURCE-CID, KUBE-6-NODE-PORT-TCP,
+    KUBE-CLUSTER-IP and KUBE-NODE-PORT-TCP
 nftables mode:
   2 tables removed: ip kube-proxy and ip6 kube-proxy
 """,
