@@ -20,7 +20,7 @@ def endpoint_reason(reason: Reason, endpoint: Endpoint) -> str:
         case Reason.OTHER_ZONE_HINTED:
             return f"{reason.value} (hinted for {listed(endpoint.zone_hints, _LISTED)})"
         case Reason.NOT_LOCAL:
-            return f"{reason.value} ({f'on {endpoint.node_name}' if endpoint.node_name else 'its slice names no node'})"
+            return reason.value if endpoint.node_name else f"{reason.value} (its slice names no node)"
     return str(reason.value)
 
 

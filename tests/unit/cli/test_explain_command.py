@@ -23,7 +23,7 @@ def test_this_node() -> None:
     result = explained("web", "--hostname-override", "node1")
     assert (result.exit_code, result.stderr) == (0, "")
     assert headlines(result) == ["On node1 in zone-a:", "ns/web:http  TCP IPv4"]
-    assert "    100%  10.244.1.5:8080  ready\n" in result.stdout
+    assert "    100%  10.244.1.5:8080  on node1: ready\n" in result.stdout
 
 
 def test_one_port() -> None:

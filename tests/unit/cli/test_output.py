@@ -19,7 +19,7 @@ from tests.unit.cli.test_help import walk
 
 # They run other programs, run for ever, write a script or a file, or only do something.
 WITHOUT = {("bundle",), ("run",), ("completion",)} | {
-    ("lab", verb) for verb in ("exec", "down", "stop", "start", "scale")
+    ("lab", verb) for verb in ("exec", "down", "stop", "start", "scale", "break", "mend")
 }
 EXPLAIN = ["explain", "web", "-f", OBJECTS, "--hostname-override", "node1"]
 

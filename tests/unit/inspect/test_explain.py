@@ -199,7 +199,7 @@ def test_nodes_with_other_endpoints_have_a_part_each() -> None:
         "      100%  10.244.1.11:8080  on node1: ready",
         "      1 endpoint on other nodes",
     ]
-    assert "on another node, and the traffic policy is Local (on node2)" in " ".join(
+    assert "on another node, and the traffic policy is Local" in " ".join(
         text("lb-local", THERE, HERE, wide=True).split()
     )
 
