@@ -1,7 +1,7 @@
 """Help that people can read: options in groups, examples and exit codes.
 
 Use `@command(…)` and `@option(…, group=SOURCE)` instead of click's. In the docstring of a command, the paragraph after
-a line with \\b holds the examples.
+the last line with \\b holds the examples.
 """
 
 import enum
@@ -81,7 +81,8 @@ class _Documented(click.Command):
         help: str | None = None,  # noqa: A002  the name in click
         **attributes: Any,
     ) -> None:
-        prose, _, self.examples = inspect.cleandoc(help or "").partition("\n\n\b\n")
+        prose, *examples = inspect.cleandoc(help or "").rsplit("\n\n\b\n", 1)
+        self.examples = "".join(examples)
         super().__init__(name, help=prose, **attributes)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

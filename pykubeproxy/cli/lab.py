@@ -13,10 +13,11 @@ from pykubeproxy.cli.terminal import echo_styled
 from pykubeproxy.lab import daemon, report
 from pykubeproxy.lab.api import SERVICES, Api
 from pykubeproxy.lab.cluster import API_PORT
+from pykubeproxy.lab.faults import FAULTS
 from pykubeproxy.lab.machine import LabError, RunDirectory, lab_names
 from pykubeproxy.lab.network import FABRIC, namespace_prefix
 from pykubeproxy.lab.scenarios import SCENARIOS
-from pykubeproxy.wording import counted, suggestion, text_of
+from pykubeproxy.wording import counted, listed, suggestion, text_of
 
 
 def _labs(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -35,6 +36,11 @@ def _hosts(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> 
 def _scenarios(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Complete the name of a scenario."""
     return [scenario.name for scenario in SCENARIOS if scenario.name.startswith(incomplete)]
+
+
+def _faults(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of a fault."""
+    return [fault.name for fault in FAULTS if fault.name.startswith(incomplete)]
 
 
 lab_backend_option = backend_option(help="The iptables backend of the agents.", group=ACTION)
@@ -234,6 +240,50 @@ def scale(name: str | None, number: int) -> None:
     """
     daemon.request(daemon.select_lab(name), "scale", str(number))
     click.echo(f"web has {counted(number, 'pod')}.")
+
+
+_FAULTS = "\n".join(f"{fault.name:<11} {fault.title}" for fault in FAULTS)
+
+
+@lab.command(
+    "break",
+    short_help="Make connections to the Service web fail.",
+    help=f"""Make a fault, to find it with the other commands; `lab mend` removes all faults.
+
+    Each fails connections from the pod "client" to the Service "web" in its own way:
+
+    \b
+    {_FAULTS.replace(chr(10), chr(10) + "    ")}
+
+    \b
+    sudo pykubeproxy lab break link
+    sudo pykubeproxy lab exec client -- curl -m 1 http://CLUSTER-IP/
+    sudo pykubeproxy lab mend
+    """,
+)
+@_name_option
+@click.argument("fault", shell_complete=_faults)
+def break_lab(name: str | None, fault: str) -> None:
+    found = next((one for one in FAULTS if one.name == fault), None)
+    if found is None:
+        known = [one.name for one in FAULTS]
+        raise click.UsageError(
+            f'there is no fault "{fault}"; {suggestion(fault, known) or f"use one of {listed(known)}"}'
+        )
+    daemon.request(daemon.select_lab(name), "break", fault)
+    click.echo(f"Now {found.title}.")
+
+
+@lab.command(short_help="Remove all faults of `lab break`.")
+@_name_option
+def mend(name: str | None) -> None:
+    """Remove all faults of `lab break`, and start the agents that have stopped.
+
+    \b
+    sudo pykubeproxy lab mend
+    """
+    daemon.request(daemon.select_lab(name), "mend")
+    click.echo("Mended.")
 
 
 @lab.command(

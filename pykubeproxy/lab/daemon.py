@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 
-from pykubeproxy.lab import machine
+from pykubeproxy.lab import faults, machine
 from pykubeproxy.lab.agents import node_environment
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.machine import LabError, LabExists, RunDirectory
@@ -20,7 +20,6 @@ from pykubeproxy.lab.pods import workload
 from pykubeproxy.wording import suggestion
 
 STOP_SECONDS = 20.0
-_APP = "web"
 
 
 def up(name: str, backend: str, pods: int) -> None:
@@ -49,9 +48,9 @@ def run(name: str, backend: str, pods: int) -> None:
     with Lab(name, backend=backend) as lab, socket.socket(socket.AF_UNIX) as requests:
         requests.bind(str(lab.directory.requests))
         requests.listen()
-        lab.deploy(_APP, pods)
+        lab.deploy(faults.APP, pods)
         lab.start_pod("client", "client", "node1", workload("client")).wait_answering()
-        vip = lab.service(_APP, type="NodePort").vip()
+        vip = lab.service(faults.APP, type="NodePort").vip()
         if pods:
             probers = [node.prober for node in lab.nodes.values()]
             lab.until(
@@ -88,6 +87,10 @@ def _done(lab: Lab, words: list[str]) -> str:
                         lab.agents[host].start()
                 case ["scale", number]:
                     _scale(lab, int(number))
+                case ["break", name]:
+                    faults.break_lab(lab, next(fault for fault in faults.FAULTS if fault.name == name))
+                case ["mend"]:
+                    faults.mend(lab)
                 case [verb, host]:
                     hosts = [*lab.agents, *(lab.pods if verb == "stop" else [])]
                     return f"cannot {verb} {host}: use one of {', '.join(hosts)}"
@@ -98,14 +101,14 @@ def _done(lab: Lab, words: list[str]) -> str:
 
 
 def _scale(lab: Lab, number: int) -> None:
-    present = [pod for pod in lab.pods.values() if pod.app == _APP]
+    present = [pod for pod in lab.pods.values() if pod.app == faults.APP]
     for pod in present[number:]:
         lab.stop_pod(pod)
-    lab.deploy(_APP, max(0, number - len(present)))
+    lab.deploy(faults.APP, max(0, number - len(present)))
 
 
 def request(directory: RunDirectory, *words: str) -> None:
-    """Have the driver of a lab stop or start a host, or scale the pods of `web`. Raises LabError."""
+    """Have the driver of a lab change it, as `lab stop web-2` does. Raises LabError."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(directory.requests))
