@@ -31,10 +31,11 @@ LABEL org.opencontainers.image.title="pykubeproxy" \
       org.opencontainers.image.description="A Kubernetes service proxy that works through iptables" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.documentation="/usr/share/doc/pykubeproxy/README.md"
-# The package iptables has both backends; kmod has modprobe, which loads the modules of iptables-legacy. The base image has
-# setpriv, which makes the kernel kill iptables-restore when the agent ends.
+# The package iptables has both backends, nftables has nft, which prints the rules of firewalls; kmod has modprobe, which
+# loads the modules of iptables-legacy. The base image has setpriv, which makes the kernel kill iptables-restore when the
+# agent ends.
 RUN apt-get update \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends iptables kmod python3 \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends iptables kmod nftables python3 \
     && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/*
 COPY --from=build /opt/pykubeproxy /opt/pykubeproxy
 COPY README.md LICENSE /usr/share/doc/pykubeproxy/

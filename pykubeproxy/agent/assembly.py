@@ -4,6 +4,7 @@ import structlog
 
 import pykubeproxy
 from pykubeproxy.agent import RunOptions
+from pykubeproxy.agent.firewalls import FirewallWatch, check_firewalls
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox
@@ -70,7 +71,13 @@ def run_agent(
         start_thread("instance-lock", lambda: keep_lock(lock, mailbox.put), mailbox)
         if client:
             start_thread("api-contact", client.contact.run, mailbox)
-        for worker in (flows, config_watch, families.watch):
+        firewalls = FirewallWatch(
+            lambda: check_firewalls(families.backend),
+            observers.history.last_success,
+            recorder,
+            observers.metrics.firewalls_checked,
+        )
+        for worker in (flows, firewalls, config_watch, families.watch):
             if worker:
                 start_thread(worker.name, worker.run, mailbox)
         return agent.run()

@@ -96,7 +96,7 @@ def _firewall_notes(agent: AgentStatus) -> tuple[str, ...]:
             return ()
     except OSError:
         return ()
-    from pykubeproxy.nodes.this_node_checks import firewall_warnings  # few nodes have such tables
+    from pykubeproxy.nodes.live_firewalls import firewall_warnings  # few nodes have such tables
 
     return firewall_warnings(agent.backend)
 

@@ -27,6 +27,7 @@ from pykubeproxy.kernel import netlink
 from pykubeproxy.kernel.iptables import Backend
 from pykubeproxy.kernel.legacy import Shape, legacy_tables, shape
 from pykubeproxy.kernel.netlink import ADDRESS_FAMILY
+from pykubeproxy.kernel.nftables import generation
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey
 
@@ -39,7 +40,6 @@ _RECEIVE_BUFFER_FORCED = 33  # SO_RCVBUFFORCE
 _DEL_TABLE, _NEW_CHAIN, _DEL_CHAIN, _NEW_RULE, _DEL_RULE, _NEW_GENERATION = (
     10 << 8 | n for n in (2, 3, 5, 6, 8, 15)
 )
-_GET_GENERATION = 10 << 8 | 16
 _TABLE, _RULE_CHAIN, _CHAIN_HANDLE, _CHAIN_NAME = 1, 2, 2, 3
 _NAME_AT = {
     _NEW_CHAIN: _CHAIN_NAME,
@@ -47,7 +47,7 @@ _NAME_AT = {
     _NEW_RULE: _RULE_CHAIN,
     _DEL_RULE: _RULE_CHAIN,
 }
-_GENERATION, _PROCESS, _PROCESS_NAME = 1, 2, 3
+_PROCESS, _PROCESS_NAME = 2, 3
 _FAMILIES = {int(domain): family for family, domain in ADDRESS_FAMILY.items()}
 _OURS = b"KUBE-"
 _NUMBER = struct.Struct(">I")
@@ -124,7 +124,7 @@ class NftWatch:
         Stop listening while a long text is written. Then compare generation numbers, of which each transaction takes one,
         to find out whether another program wrote at the same time.
         """
-        before = _generation()
+        before = generation()
         self._writing = True
         written = _WriteSize(self._leave)
         try:
@@ -158,7 +158,7 @@ class NftWatch:
         alone = False
         try:
             self._join()
-            alone = _generation() == expected
+            alone = generation() == expected
         finally:
             if not alone:
                 self._anything()
@@ -251,12 +251,6 @@ class _WriteSize:
         self.blocks += text.count("COMMIT\n")
         if self.is_long and not was_long:
             self._when_long()
-
-
-def _generation() -> int:
-    """Return the number of the last transaction in this network namespace."""
-    answer = netlink.netfilter_request(_GET_GENERATION, 0, socket.AF_UNSPEC, b"")
-    return _number(netlink.attributes(answer)[_GENERATION])
 
 
 def _text(raw: bytes) -> str:

@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from pykubeproxy import kernel
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.inspect.check import this_node as checks
-from pykubeproxy.inspect.check.firewalls import firewalls
 from pykubeproxy.inspect.check.migration import IPTABLES, Migration, migration, nft_version
-from pykubeproxy.inspect.check.report import Check, CheckedNode, Finding, Level, checked_node
-from pykubeproxy.inspect.node import NodeState, Question, ReadError, UnknownNode
+from pykubeproxy.inspect.check.report import Check, CheckedNode, Finding, checked_node
+from pykubeproxy.inspect.node import NodeState, Question, UnknownNode
 from pykubeproxy.kernel import (
     Backend,
     KernelError,
@@ -23,13 +22,13 @@ from pykubeproxy.kernel import (
     leftovers,
     legacy,
     network,
-    nftables,
     system,
 )
 from pykubeproxy.kernel.runner import Runner
 from pykubeproxy.kernel.system import Process
 from pykubeproxy.nodes import host_name
 from pykubeproxy.nodes.live import LiveNode
+from pykubeproxy.nodes.live_firewalls import live_firewalls
 from pykubeproxy.nodes.objects import open_client
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import missing_network, primary_family
@@ -128,25 +127,7 @@ def _tables(config: Config, this_node: Node | None) -> tuple[Backend | None, lis
     findings = [finding for family in Family for finding in _tools(config, this_node, backend, family)]
     findings += _networks(config, this_node, backend)
     findings += [finding for family in Family for finding in _contents(backend, family, chains)]
-    return backend, [*findings, _other_modes(chains), *_firewalls(backend)]
-
-
-def _firewalls(backend: Backend) -> Iterator[Finding]:
-    try:
-        if not nftables.native_tables():
-            return
-        (state,) = LiveNode(backend.value).nodes(Question(lazily=True, nftables=True, firewalls=True))
-    except (OSError, ReadError, KernelError):  # other findings say so
-        return
-    for remark in state.remarks:
-        yield Check("firewall").skip(remark)
-    for family, rules in state.rules.items():
-        yield from firewalls(family, rules, state.network)
-
-
-def firewall_warnings(backend: str) -> tuple[str, ...]:
-    """Return which rules of nftables stop packets to Services; none if they cannot be read."""
-    return tuple(one.message for one in _firewalls(Backend(backend)) if one.level is Level.WARN)
+    return backend, [*findings, _other_modes(chains), *live_firewalls(backend)]
 
 
 def _tools(config: Config, this_node: Node | None, backend: Backend, family: Family) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from pykubeproxy.kernel import runner as runner_module
 from pykubeproxy.kernel.runner import CommandResult
 from pykubeproxy.kernel.system import run_in_new_namespace
 from pykubeproxy.nodes import this_node_checks
-from pykubeproxy.nodes.this_node_checks import firewall_warnings
+from pykubeproxy.nodes.live_firewalls import firewall_warnings
 from pykubeproxy.objects import Family
 from tests.cases import as_restore_input
 from tests.fakes.process import path_without_ip6tables

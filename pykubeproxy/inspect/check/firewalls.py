@@ -4,6 +4,7 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -34,28 +35,50 @@ _ADVICE = (
 _OUTSIDE = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}
 
 
+class StoppedTraffic(NamedTuple):
+    """A rule that stops packets to Services, with its chain and table, and a message that names both and Services."""
+
+    rule: str
+    message: str
+
+
 def firewalls(family: Family, rules: NodeRules, network: NodeNetwork) -> Iterator[Finding]:
     """Check the tables of nftables that are not kube-proxy's, if there are any."""
     check = Check("firewall", family)
-    tables = [name for name in rules.nftables.tables() if name not in NFT_TABLES] if rules.nftables else []
+    tables = _tables(rules)
     if not tables:
         return
-    stopped: dict[Step, dict[str, None]] = {}
-    packets_sent = list(packets_to_services(family, rules, network))
     try:
-        for title, ways in packets_sent:
-            for packets in ways:
-                for step in set.intersection(*(stopping(rules.rule_sets, one, network) for one in packets)):
-                    if step.table in tables:
-                        stopped.setdefault(step, {})[title] = None
+        stopped = stopped_traffic(family, rules, network)
     except TooManyRules as error:
         yield check.skip(str(error))
         return
-    for step, titles in stopped.items():
-        what = f"{step.does}s packets to {listed(titles, _MOST_NAMED)}"
-        yield check.warn(f"chain {step.chain} of nftables table {step.table} {what}: {step.rule}", _ADVICE)
-    if packets_sent and not stopped:
+    yield from (check.warn(one.message, _ADVICE) for one in stopped)
+    if not stopped and next(packets_to_services(family, rules, network), None):
         yield check.ok(f"packets to Services pass nftables {listed(tables)}")
+
+
+def stopped_traffic(family: Family, rules: NodeRules, network: NodeNetwork) -> list[StoppedTraffic]:
+    """Return the rules in these tables that stop packets to Services. Raises TooManyRules."""
+    tables = _tables(rules)
+    stopped: dict[Step, dict[str, None]] = {}
+    for title, ways in packets_to_services(family, rules, network) if tables else ():
+        for packets in ways:
+            for step in set.intersection(*(stopping(rules.rule_sets, one, network) for one in packets)):
+                if step.table in tables:
+                    stopped.setdefault(step, {})[title] = None
+    return [
+        StoppedTraffic(
+            f"{where}: {step.rule}",
+            f"{where} {step.does}s packets to {listed(titles, _MOST_NAMED)}: {step.rule}",
+        )
+        for step, titles in stopped.items()
+        for where in [f"chain {step.chain} of nftables table {step.table}"]
+    ]
+
+
+def _tables(rules: NodeRules) -> list[str]:
+    return [name for name in rules.nftables.tables() if name not in NFT_TABLES] if rules.nftables else []
 
 
 def packets_to_services(
