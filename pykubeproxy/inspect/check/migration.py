@@ -127,7 +127,7 @@ def _kernel(to: str, release: str) -> Iterator[Finding]:
         redhat = _REDHAT.search(release)
         if redhat and int(redhat[1]) >= 10:
             yield check.warn(
-                f"kernel {release} has the modules of iptables in a package of its own, which is not maintained",
+                f"kernel {release} may lack the modules of iptables, which RHEL 10 deprecates: kernel-modules-extra has them",
                 "Install kernel-modules-extra on the node, or stay in nftables mode.",
             )
     elif not (version := _numbers(release)):
