@@ -5,12 +5,13 @@
     beyond 192.168.99.1 ─┘            └─ far 10.244.2.13: a pod elsewhere
 
 "beyond" is the default gateway and answers for all addresses that no other host has. All hosts have IPv4 and IPv6, and
-listen on PORTS over TCP and UDP.
+listen on PORTS over TCP, UDP and SCTP.
 """
 
 import contextlib
 import errno
 import os
+import random
 import selectors
 import socket
 import subprocess
@@ -26,6 +27,8 @@ from pyroute2 import netns
 from pykubeproxy.kernel import Iptables
 from pykubeproxy.lab.network import Namespace, lab_namespaces
 from pykubeproxy.objects import Family
+from tests.kernel import sctp
+from tests.kernel.sctp import SctpPacket
 
 PORTS = (53, 80, 8080, 9090)
 NODE = {Family.IPV4: ("192.168.99.10", "203.0.113.1"), Family.IPV6: ("fd00:99::10", "2001:db8:113::1")}
@@ -43,13 +46,14 @@ ANYWHERE = {
 }
 _GATEWAY = {Family.IPV4: ("169.254.1.1", 32), Family.IPV6: ("fe80::1", 64)}
 _DOMAIN = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
-_KINDS = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}
+_KINDS = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM, "sctp": socket.SOCK_RAW}
 # linux/in.h: IP_PKTINFO, which the socket module lacks before Python 3.14.
 _PKTINFO = {
     Family.IPV4: (socket.IPPROTO_IP, 8, 8),
     Family.IPV6: (socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, socket.IPV6_PKTINFO),
 }
-# linux/in6.h
+# linux/in.h and linux/in6.h: IP_RECVERR, IPV6_RECVERR
+_RECEIVE_ERRORS = {Family.IPV4: (socket.IPPROTO_IP, 11), Family.IPV6: (socket.IPPROTO_IPV6, 25)}
 _IPV6_FREEBIND = 78
 # Loading this without --noflush empties the tables.
 _EMPTY = (
@@ -137,10 +141,12 @@ class Servers:
         """Open the sockets in the calling thread's namespace."""
         for family in Family:
             for port in PORTS:
-                for kind in _KINDS.values():
+                for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
                     self._selector.register(
                         _listening(family, kind, port), selectors.EVENT_READ, (name, family)
                     )
+            raw = _listening(family, socket.SOCK_RAW, 0)
+            self._selector.register(raw, selectors.EVENT_READ, (name, family))
 
     def start(self) -> None:
         self._selector.register(self._stop, selectors.EVENT_READ, ("", Family.IPV4))
@@ -167,12 +173,17 @@ class Servers:
                     _answer(key.fileobj, name, family)
 
 
+def _opened(family: Family, kind: socket.SocketKind) -> socket.socket:
+    """Open a socket; a raw one is for SCTP."""
+    return socket.socket(_DOMAIN[family], kind, sctp.PROTOCOL if kind is socket.SOCK_RAW else 0)
+
+
 def _listening(family: Family, kind: socket.SocketKind, port: int) -> socket.socket:
-    opened = socket.socket(_DOMAIN[family], kind)
+    opened = _opened(family, kind)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if family is Family.IPV6:
+    if family is Family.IPV6 and kind is not socket.SOCK_RAW:
         opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    if kind is socket.SOCK_DGRAM:
+    if kind is not socket.SOCK_STREAM:
         level, ask, _ = _PKTINFO[family]
         opened.setsockopt(level, ask, 1)
         if family is Family.IPV6:
@@ -191,12 +202,31 @@ def _answer(server: socket.socket, name: str, family: Family) -> None:
         with connection:
             connection.sendall(f"{name} {peer[0]}".encode())
         return
-    _, ancillary, _, peer = server.recvmsg(64, 256)
+    data, ancillary, _, peer = server.recvmsg(256, 256)
     level, _, packet_info = _PKTINFO[family]
     (info,) = (data for of, kind, data in ancillary if (of, kind) == (level, packet_info))
     # Answer from the address the packet was sent to, on any interface.
     info = info[:16] + bytes(4) if family is Family.IPV6 else bytes(4) + info[8:12] + bytes(4)
-    server.sendmsg([f"{name} {peer[0]}".encode()], [(level, packet_info, info)], 0, peer)
+    answer = f"{name} {peer[0]}".encode()
+    if server.type is socket.SOCK_RAW:
+        answer = _sctp_answer(_sctp(data, family), answer)
+        peer = peer[0], 0
+    if answer:
+        server.sendmsg([answer], [(level, packet_info, info)], 0, peer)
+
+
+def _sctp(data: bytes, family: Family) -> SctpPacket:
+    """Return a packet that a raw socket received; with IPv4, the IP header is in front of it."""
+    return SctpPacket.decoded(data[(data[0] & 15) * 4 :] if family is Family.IPV4 else data)
+
+
+def _sctp_answer(packet: SctpPacket, answer: bytes) -> bytes:
+    """Return the answer to an INIT, from a port without a server an ABORT; b"" to other packets."""
+    if packet.kind != sctp.INIT:
+        return b""
+    back = packet.destination, packet.source, packet.initiate
+    kind = sctp.INIT_ACK if packet.destination in PORTS else sctp.ABORT
+    return SctpPacket(*back, kind, 1, answer).encoded()
 
 
 def empty(tables: Iptables) -> None:
@@ -218,12 +248,17 @@ class PacketSpec(NamedTuple):
 
 @dataclass
 class SentPacket:
-    """A sent packet and its result: "pod1 10.244.1.12" (server and client address seen), or "refused"."""
+    """A sent packet and its result: "pod1 10.244.1.12" (server and client address seen), or "refused".
+
+    `own_port` and `tag` of SCTP are in the answer.
+    """
 
     shot: PacketSpec
     socket: socket.socket
     result: str = ""
     connected: bool = field(default=False)
+    own_port: int = 0
+    tag: int = 0
 
 
 def send_all(
@@ -237,7 +272,7 @@ def send_all(
     with selectors.DefaultSelector() as selector:
         for flight in flights:
             if not flight.result:
-                ready = selectors.EVENT_READ if flight.shot.protocol == "udp" else selectors.EVENT_WRITE
+                ready = selectors.EVENT_WRITE if flight.shot.protocol == "tcp" else selectors.EVENT_READ
                 selector.register(flight.socket, ready, flight)
         started = time.monotonic()
         while open_ := [key.data for key in selector.get_map().values()]:
@@ -254,16 +289,21 @@ def send_all(
 def _launched(place: Namespace, shot: PacketSpec) -> SentPacket:
     family = Family.IPV6 if ":" in shot.destination else Family.IPV4
     with place.entered():
-        opened = socket.socket(_DOMAIN[family], _KINDS[shot.protocol])
+        opened = _opened(family, _KINDS[shot.protocol])
     flight = SentPacket(shot, opened)
     opened.setblocking(False)
     opened.bind((shot.source, 0))
-    error = opened.connect_ex((shot.destination, shot.port))
-    if not error and shot.protocol == "udp":
+    error = opened.connect_ex((shot.destination, 0 if shot.protocol == "sctp" else shot.port))
+    if not error and shot.protocol != "tcp":
+        sent = b"?"
+        if shot.protocol == "sctp":
+            opened.setsockopt(*_RECEIVE_ERRORS[family], 1)
+            flight.own_port, flight.tag = random.randrange(32768, 61000), random.randrange(1, 1 << 32)
+            sent = SctpPacket(flight.own_port, shot.port, 0, sctp.INIT, flight.tag).encoded()
         # Local processes get an error for dropped packets; others get no answer.
         with contextlib.suppress(PermissionError):
-            opened.send(b"?")
-    if error in (0, errno.EINPROGRESS):
+            opened.send(sent)
+    if shot.protocol != "sctp" and error in (0, errno.EINPROGRESS):
         # An ICMP error may arrive during the call.
         error = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if error:
@@ -280,10 +320,29 @@ def _progress(selector: selectors.BaseSelector, flight: SentPacket) -> None:
             flight.connected = True
             selector.modify(connection, selectors.EVENT_READ, flight)
             return
-        flight.result = connection.recv(256).decode() or "closed"
+        if flight.shot.protocol == "sctp":
+            if (packet := _received(flight)) is None:
+                return
+            flight.result = "refused" if packet.kind == sctp.ABORT else packet.cookie.decode()
+        else:
+            flight.result = connection.recv(256).decode() or "closed"
     except OSError as error:
         flight.result = "refused" if error.errno == errno.ECONNREFUSED else str(error)
     selector.unregister(connection)
+
+
+def _received(flight: SentPacket) -> SctpPacket | None:
+    """Return the answer to an SCTP packet, None if it is for another raw socket. Raises the error that is about it."""
+    family = Family.IPV6 if ":" in flight.shot.destination else Family.IPV4
+    try:
+        packet = _sctp(flight.socket.recv(256), family)
+    except OSError:
+        # Errors about other packets to this address arrive too. The queue has the beginning of the packet.
+        about = flight.socket.recvmsg(256, 256, socket.MSG_ERRQUEUE)[0]
+        if int.from_bytes(about[:2], "big") == flight.own_port:
+            raise
+        return None
+    return packet if (packet.destination, packet.verification) == (flight.own_port, flight.tag) else None
 
 
 def sources(family: Family) -> Iterator[tuple[str, str]]:

@@ -128,7 +128,7 @@ def service_packets(ruleset: NftRuleset, protocol: str, rng: random.Random) -> l
 
 @pytest.mark.root
 @pytest.mark.parametrize("backend", [Backend.NFT], ids=["nft"], indirect=True)
-@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+@pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp"])
 @pytest.mark.parametrize("case", CASES)
 def test_kube_proxy_in_nftables_mode(
     network: LinkedNode, nft: Runner, family: Family, case: str, protocol: str
