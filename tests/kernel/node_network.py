@@ -4,8 +4,8 @@
                          ├─── node ───┤
     beyond 192.168.99.1 ─┘            └─ far 10.244.2.13: a pod elsewhere
 
-"beyond" is the default gateway and answers for all addresses that no other host has. All hosts have IPv4 and IPv6, and
-listen on PORTS over TCP, UDP and SCTP.
+"beyond" is the default gateway and answers for all addresses that no other host has, under the name of the address. All
+hosts have IPv4 and IPv6. They listen on PORTS over TCP and UDP; over SCTP, on all ports, but the node on PORTS only.
 """
 
 import contextlib
@@ -41,8 +41,14 @@ PODS = {
 }
 # Addresses that "beyond" answers for.
 ANYWHERE = {
-    Family.IPV4: ("10.96.0.0/16", "192.0.2.0/24", "198.51.100.0/24"),
-    Family.IPV6: ("fd00:10:96::/112", "2001:db8:2::/64", "2001:db8:51::/64"),
+    Family.IPV4: ("10.96.0.0/16", "10.244.0.0/16", "192.0.2.0/24", "198.51.100.0/24"),
+    Family.IPV6: (
+        "fd00:10:96::/112",
+        "fd00:10:244::/56",
+        "2001:db8::/47",
+        "2001:db8:2::/64",
+        "2001:db8:51::/64",
+    ),
 }
 _GATEWAY = {Family.IPV4: ("169.254.1.1", 32), Family.IPV6: ("fe80::1", 64)}
 _DOMAIN = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
@@ -104,7 +110,12 @@ class LinkedNode:
             self.places["beyond"].route(everywhere, via=NODE[family][0])
             for cidr in ANYWHERE[family]:
                 beyond = ("ip", "-n", self.places["beyond"].name)
-                subprocess.run((*beyond, "route", "add", "local", cidr, "dev", "lo"), check=True)
+                # Not in table local, which comes before the routes to the pods.
+                local = ("route", "add", "local", cidr, "dev", "lo", "table", "main")
+                subprocess.run((*beyond, *local), check=True)
+            whole = 128 if family is Family.IPV6 else 32
+            for pod in PODS.values():
+                self.places["beyond"].route(f"{pod[family]}/{whole}", via=NODE[family][0])
         for name, place in self.places.items():
             with place.entered():
                 self._servers.listen(name)
@@ -200,16 +211,19 @@ def _answer(server: socket.socket, name: str, family: Family) -> None:
     if server.type is socket.SOCK_STREAM:
         connection, peer = server.accept()
         with connection:
-            connection.sendall(f"{name} {peer[0]}".encode())
+            who = connection.getsockname()[0] if name == "beyond" else name
+            connection.sendall(f"{who} {peer[0]}".encode())
         return
     data, ancillary, _, peer = server.recvmsg(256, 256)
     level, _, packet_info = _PKTINFO[family]
     (info,) = (data for of, kind, data in ancillary if (of, kind) == (level, packet_info))
     # Answer from the address the packet was sent to, on any interface.
     info = info[:16] + bytes(4) if family is Family.IPV6 else bytes(4) + info[8:12] + bytes(4)
-    answer = f"{name} {peer[0]}".encode()
+    own = info[:16] if family is Family.IPV6 else info[4:8]
+    who = socket.inet_ntop(_DOMAIN[family], own) if name == "beyond" else name
+    answer = f"{who} {peer[0]}".encode()
     if server.type is socket.SOCK_RAW:
-        answer = _sctp_answer(_sctp(data, family), answer)
+        answer = _sctp_answer(_sctp(data, family), answer, name == "node")
         peer = peer[0], 0
     if answer:
         server.sendmsg([answer], [(level, packet_info, info)], 0, peer)
@@ -220,12 +234,12 @@ def _sctp(data: bytes, family: Family) -> SctpPacket:
     return SctpPacket.decoded(data[(data[0] & 15) * 4 :] if family is Family.IPV4 else data)
 
 
-def _sctp_answer(packet: SctpPacket, answer: bytes) -> bytes:
-    """Return the answer to an INIT, from a port without a server an ABORT; b"" to other packets."""
+def _sctp_answer(packet: SctpPacket, answer: bytes, only_ports: bool) -> bytes:
+    """Return the answer to an INIT: an ABORT if it is for none of PORTS and `only_ports`; b"" to other packets."""
     if packet.kind != sctp.INIT:
         return b""
     back = packet.destination, packet.source, packet.initiate
-    kind = sctp.INIT_ACK if packet.destination in PORTS else sctp.ABORT
+    kind = sctp.ABORT if only_ports and packet.destination not in PORTS else sctp.INIT_ACK
     return SctpPacket(*back, kind, 1, answer).encoded()
 
 
@@ -353,8 +367,8 @@ def sources(family: Family) -> Iterator[tuple[str, str]]:
 
 
 def owner(family: Family, address: str) -> str:
-    """Return the host that owns an address."""
-    for name, addresses in PODS.items():
-        if addresses[family] == address:
-            return name
-    return "node" if address in NODE[family] or address.startswith("127.") else "beyond"
+    """Return the host that owns an address, and the address itself if "beyond" does."""
+    hosts = {addresses[family]: name for name, addresses in {**PODS, "client": CLIENT}.items()}
+    if address in NODE[family] or address.startswith("127."):
+        return "node"
+    return hosts.get(address, address)

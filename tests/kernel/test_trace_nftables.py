@@ -14,7 +14,7 @@ from pykubeproxy.kernel import Backend, Iptables, Runner, nftables
 from pykubeproxy.objects import Family, address_and_port
 from pykubeproxy.rules.nft_list import NftRuleset, read_nft_lists
 from pykubeproxy.rules.ruleset import Ruleset
-from tests.cases import FIREWALLD, nft_list
+from tests.cases import FIREWALLD, NFT_FOLDER, as_restore_input, nft_list
 from tests.kernel.node_network import (
     BEYOND,
     CLIENT,
@@ -43,6 +43,9 @@ CASES = (
     "nodeport",
     "nodeport-local",
 )
+# Cases that have Services with SCTP ports.
+SCTP_CASES = [path.stem for path in sorted(NFT_FOLDER.glob("*.json")) if '"sctp"' in path.read_text()]
+CLIENT_NETWORKS = ("203.0.113.", "2001:db8:113:")
 RENAMED = {
     "10.244.2.12": "10.244.2.13",
     "10.244.3.13": "10.244.1.12",
@@ -126,6 +129,19 @@ def service_packets(ruleset: NftRuleset, protocol: str, rng: random.Random) -> l
     return rng.sample(packets, min(len(packets), 2 * SHOTS))
 
 
+def load_list(nft: Runner, text: str) -> None:
+    """Load what `nft -j list ruleset` printed."""
+    items = [item for item in json.loads(text)["nftables"] if "metainfo" not in item]
+    load(nft, json.dumps({"nftables": sorted(items, key=lambda item: ORDER.index(next(iter(item))))}), "-j")
+
+
+def here(text: str) -> str:
+    """Return recorded rules with the addresses of this network."""
+    for recorded, renamed in RENAMED.items():
+        text = text.replace(recorded, renamed)
+    return text
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("backend", [Backend.NFT], ids=["nft"], indirect=True)
 @pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp"])
@@ -134,14 +150,40 @@ def test_kube_proxy_in_nftables_mode(
     network: LinkedNode, nft: Runner, family: Family, case: str, protocol: str
 ) -> None:
     """The recorded Services have TCP ports. With another protocol, only that differs in the rules."""
-    text = nft_list(case).replace('"tcp"', f'"{protocol}"')
-    for recorded, here in RENAMED.items():
-        text = text.replace(recorded, here)
-    items = [item for item in json.loads(text)["nftables"] if "metainfo" not in item]
-    load(nft, json.dumps({"nftables": sorted(items, key=lambda item: ORDER.index(next(iter(item))))}), "-j")
+    load_list(nft, here(nft_list(case).replace('"tcp"', f'"{protocol}"')))
     native, host = listed(network, family), host_of(network, family)
     packets = service_packets(native, protocol, random.Random(case))
     traces = {packet: traced(packet, Ruleset(family, {}), native, host) for packet in packets}
+    assert not wrong_traces(network, family, packets, traces)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("backend", [Backend.NFT], ids=["nft"], indirect=True)
+@pytest.mark.parametrize("case", SCTP_CASES)
+def test_sctp_in_both_modes(
+    network: LinkedNode, node_tables: Iptables, nft: Runner, family: Family, case: str
+) -> None:
+    """Each recorded Service with an SCTP port, in nftables mode and then in iptables mode."""
+    load_list(nft, nft_list(case))
+    host = host_of(network, family)
+    with network.places["node"].entered():
+        read = read_nft_lists(nftables.print_tables(nftables.native_tables()), "nft")
+    if family not in read:
+        pytest.skip("the Services of this case have no address of this family")
+    native = read[family]
+    packets = [
+        packet
+        for packet in service_packets(native, "sctp", random.Random(case))
+        # Nobody answers for external IPs in the network of the client.
+        if packet.destination in NODE[family] or not packet.destination.startswith(CLIENT_NETWORKS)
+    ]
+    traces = {packet: traced(packet, Ruleset(family, {}), native, host) for packet in packets}
+    assert not wrong_traces(network, family, packets, traces)
+    nft.run(("nft", "flush", "ruleset"))
+    node_tables.restore(as_restore_input(case, family))
+    nft.run(("conntrack", "-F"))
+    saved = node_tables.save()
+    traces = {packet: traced(packet, saved, NftRuleset(family, {}, {}), host) for packet in packets}
     assert not wrong_traces(network, family, packets, traces)
 
 
