@@ -35,11 +35,15 @@ class NodeKind(enum.Enum):
 
 
 class Size(NamedTuple):
-    """The number of nodes, of Services, and of endpoints of each Service."""
+    """The number of nodes, of Services, and of endpoints of each Service.
+
+    With `nftables`, a third of the nodes runs kube-proxy in that mode.
+    """
 
     nodes: int
     services: int = 200
     endpoints: int = 5
+    nftables: bool = False
 
 
 class FleetNode(NamedTuple):
@@ -48,6 +52,7 @@ class FleetNode(NamedTuple):
     node: Node
     kind: NodeKind
     form: Form
+    nftables: bool = False
 
 
 def nodes(size: Size) -> list[FleetNode]:
@@ -62,7 +67,8 @@ def nodes(size: Size) -> list[FleetNode]:
             zone=f"zone{index % 3}",
         )
         kind = {3: NodeKind.STALE, 7: NodeKind.IPVS}.get(index % 10, NodeKind.FOLLOWS)
-        found.append(FleetNode(node, kind, _FORMS[index % 4]))
+        mode = size.nftables and index % 3 == 0 and kind is not NodeKind.IPVS
+        found.append(FleetNode(node, kind, Form.V1_36 if mode else _FORMS[index % 4], mode))
     return found
 
 
@@ -90,7 +96,8 @@ def objects(size: Size, changed: frozenset[int] = frozenset()) -> Iterator[dict[
             spec["type"], ingress = "LoadBalancer", [{"ip": f"203.0.113.{index // 20 % 250 + 1}"}]
         if index % 40 == 0:
             spec["externalTrafficPolicy"] = "Local"
-        if index % 25 == 0:
+        # The tables of nftables are made without the sets of clients.
+        if index % 25 == 0 and not size.nftables:
             timeout = {"timeoutSeconds": 10800}
             spec |= {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": timeout}}
         yield service(name, **spec, ports=[port]) | {"status": {"loadBalancer": {"ingress": ingress}}}

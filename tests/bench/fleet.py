@@ -1,7 +1,8 @@
-"""Measure `kubectl pykubeproxy` in a generated cluster of 500 nodes: `python -m tests.bench.fleet [NODES]`.
+"""Measure `kubectl pykubeproxy` in a generated cluster of 500 nodes: `python -m tests.bench.fleet [NODES [nftables]]`.
 
 Of ten nodes, five run an old kube-proxy, one has stopped following the objects, and one runs in IPVS mode. One node fails
-and one never answers. Each has 200 Services with 5 endpoints. The API server runs in a process of its own, with TLS.
+and one never answers. Each has 200 Services with 5 endpoints. With `nftables`, a third of the nodes runs kube-proxy in that
+mode. The API server runs in a process of its own, with TLS.
 """
 
 import os
@@ -36,10 +37,11 @@ class Measured(NamedTuple):
 
 
 def main() -> None:
-    size = Size(int(sys.argv[1]) if len(sys.argv) > 1 else 500)
+    size = Size(int(sys.argv[1]) if len(sys.argv) > 1 else 500, nftables="nftables" in sys.argv)
     with tempfile.TemporaryDirectory() as folder:
         serve = (sys.executable, "-m", "tests.bench.fleet_server", str(size.nodes), folder)
-        with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+        mode = ("nftables",) if size.nftables else ()
+        with subprocess.Popen((*serve, *mode), stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout
             kubeconfig = server.stdout.readline().strip()
             try:
@@ -48,6 +50,8 @@ def main() -> None:
                 print(
                     f"diff, {size.nodes} nodes, {size.services} Services with {size.endpoints} endpoints: {diff}"
                 )
+                for verb in ("status", "check"):
+                    print(f"{verb} of all nodes: {_run(folder, kubeconfig, verb)}")
                 explain = _run(folder, kubeconfig, "explain", "default/service0")
                 print(f"explain of one Service: {explain}")
                 for title, options in (

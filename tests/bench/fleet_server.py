@@ -20,7 +20,8 @@ from pykubeproxy.objects import Family, Node
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.cluster import certificate
-from tests.fleet import FleetNode, NodeKind, Size, cluster, nodes, objects, saved, tables
+from tests.fleet import FleetNode, NodeKind, Size, cluster, context, nodes, objects, saved, tables
+from tests.nft_form import TABLE, nft_table
 
 FAILING, HANGING = "node11", "node12"
 # The Services whose last endpoint the stale nodes do not have.
@@ -30,11 +31,11 @@ _CREATED = "2026-01-01T00:00:00Z"
 _IPVS = "*nat\n:KUBE-SERVICES - [0:0]\n[0:0] -A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT\n"
 
 
-def main(number: str, directory: str) -> None:
+def main(number: str, directory: str, nftables: str = "") -> None:
     """Serve until SIGTERM. Print the kubeconfig on the first line, the CPU seconds of serving on the second."""
     stop = (signal.SIGTERM, signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_BLOCK, stop)  # before any thread begins
-    folder, size = Path(directory), Size(int(number))
+    folder, size = Path(directory), Size(int(number), nftables=bool(nftables))
     current, before = cluster(size), cluster(size, _CHANGED)
     store = Store()
     with mock.patch.object(store_module, "now", return_value=_CREATED):
@@ -62,6 +63,15 @@ def _write_programs(folder: Path, one: FleetNode, objects: Cluster) -> None:
     """Write the programs of the image, and what they print."""
     folder.mkdir()
     rules = tables(one, objects)
+    nft = folder / "nft"
+    table = folder / "nft.json"
+    if one.nftables:
+        rules = {family: Ruleset(family, {}) for family in Family}
+        table.write_text(nft_table(objects, context(one.node)))
+    listing = f"echo table ip {TABLE}" if one.nftables else ":"
+    printed = f"exec /bin/cat {shlex.quote(str(table))}"
+    nft.write_text(f'#!/bin/sh\ncase "$*" in "list tables") {listing};; *) {printed};; esac\n')
+    nft.chmod(0o700)
     for family, prefix in ((Family.IPV4, "iptables"), (Family.IPV6, "ip6tables")):
         program, output = folder / f"{prefix}-nft-save", folder / f"{prefix}.txt"
         output.write_text(_saved(one, rules[family]))
