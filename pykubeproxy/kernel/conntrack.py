@@ -25,7 +25,6 @@ _TUPLE_PROTO, _PROTO_NUM, _FILTER_ORIGINAL_FLAGS, _FILTER_REPLY_FLAGS = 2, 1, 1,
 _BY_PROTOCOL = 1 << 3
 _NESTED = 0x8000
 _HEADER = struct.Struct("=HH")  # length, type
-_ZONE = struct.pack("=H", 18)
 
 # CTA_TUPLE_ORIG and CTA_TUPLE_REPLY of a protocol with ports: source and destination address, protocol, source and
 # destination port, each behind a header of four bytes.
@@ -33,25 +32,34 @@ _TUPLE = {
     family: struct.Struct(f">4x4x4x{size}s4x{size}s4x4xB3x4xH2x4xH2x")
     for family, size in ((Family.IPV4, 4), (Family.IPV6, 16))
 }
-_STATUS, _PROTOCOL_INFO = 3, 4
-_ADDRESSES, _PORTS = 1, 2
+_STATUS, _PROTOCOL_INFO, _TIMEOUT, _MARK, _ZONE = 3, 4, 7, 8, 18
+_ADDRESSES, _PORTS, _TUPLE_ZONE = 1, 2, 3
 _TO_ADDRESS = {Family.IPV4: 2, Family.IPV6: 4}
-_NUMBER, _TO_PORT = 1, 3
-_TCP_INFO, _STATE = 1, 1
+_FROM_ADDRESS = {Family.IPV4: 1, Family.IPV6: 3}
+_NUMBER, _FROM_PORT, _TO_PORT = 1, 2, 3
+_TCP_INFO, _SCTP_INFO, _STATE = 1, 3, 1
 # linux/netfilter/nf_conntrack_common.h
-_SEEN_REPLY, _DST_NAT = 1 << 1, 1 << 5
+_SEEN_REPLY, _ASSURED, _DST_NAT = 1 << 1, 1 << 2, 1 << 5
 # linux/netfilter/nf_conntrack_tcp.h
 _TCP_STATES = (
     *("NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT"),
     *("CLOSE", "SYN_SENT2"),
 )
+# linux/netfilter/nf_conntrack_sctp.h
+_SCTP_STATES = (
+    *("NONE", "CLOSED", "COOKIE_WAIT", "COOKIE_ECHOED", "ESTABLISHED", "SHUTDOWN_SENT", "SHUTDOWN_RECD"),
+    *("SHUTDOWN_ACK_SENT", "HEARTBEAT_SENT"),
+)
+_IPPROTO_SCTP = 132
+_STATES = {socket.IPPROTO_TCP: (_TCP_INFO, _TCP_STATES), _IPPROTO_SCTP: (_SCTP_INFO, _SCTP_STATES)}
 _PROTOCOLS = {
     socket.IPPROTO_TCP: "tcp",
     socket.IPPROTO_UDP: "udp",
-    132: "sctp",
+    _IPPROTO_SCTP: "sctp",
     socket.IPPROTO_ICMP: "icmp",
     socket.IPPROTO_ICMPV6: "icmpv6",
 }
+_WITH_PORTS = (socket.IPPROTO_TCP, socket.IPPROTO_UDP, _IPPROTO_SCTP)
 
 
 class UdpFlow(NamedTuple):
@@ -80,7 +88,7 @@ def udp_flows(family: Family) -> Iterator[UdpFlow]:
     for raw in netlink.netfilter_dump(_GET, ADDRESS_FAMILY[family], _protocol_filter(socket.IPPROTO_UDP)):
         if len(raw) < 2 * size or raw[:4] != original or raw[size : size + 4] != reply:
             continue
-        if raw[2 * size + 2 : 2 * size + 4] == _ZONE:
+        if raw[2 * size + 2 : 2 * size + 4] == struct.pack("=H", _ZONE):
             continue
         source, destination, protocol, source_port, port = layout.unpack_from(raw)
         if protocol != socket.IPPROTO_UDP:  # Linux before 5.8 ignores the filter
@@ -147,19 +155,61 @@ def count_entries(family: Family) -> ConntrackCounts:
 def _entry(family: Family, raw: bytes) -> _CountedEntry:
     fields = attributes(raw)
     original = attributes(fields.get(_ORIGINAL, b""))
-    ports = attributes(original.get(_PORTS, b""))
-    number = ports.get(_NUMBER, b"\0")[0]
+    number = attributes(original.get(_PORTS, b"")).get(_NUMBER, b"\0")[0]
     protocol = _PROTOCOLS.get(number, str(number))
     status = int.from_bytes(fields.get(_STATUS, b""), "big")
     replied = bool(status & _SEEN_REPLY)
     state = "replied" if replied else "unreplied"
     if number == socket.IPPROTO_TCP:
-        info = attributes(attributes(fields.get(_PROTOCOL_INFO, b"")).get(_TCP_INFO, b""))
-        code = info.get(_STATE, b"\0")[0]
-        state = _TCP_STATES[code] if code < len(_TCP_STATES) else str(code)
+        state = _state(number, fields)
     destination = ""
     if status & _DST_NAT:
-        address = attributes(original.get(_ADDRESSES, b"")).get(_TO_ADDRESS[family], b"")
-        (port,) = struct.unpack(">H", ports.get(_TO_PORT, b"\0\0")[:2])
-        destination = address_and_port(str(ipaddress.ip_address(address)), port)
+        destination = address_and_port(*_address(original, _TO_ADDRESS[family], _TO_PORT))
     return _CountedEntry(protocol, state, replied, destination)
+
+
+def flow_lines(family: Family, protocol: int = 0) -> Iterator[str]:
+    """Yield the entries of TCP, UDP and SCTP, or of one of these, as lines of /proc/net/nf_conntrack.
+
+    Many kernels lack that file. Raises OSError as `count_entries` does.
+    """
+    limit = _protocol_filter(protocol) if protocol else b""
+    for raw in netlink.netfilter_dump(_GET, ADDRESS_FAMILY[family], limit):
+        fields = attributes(raw)
+        original, reply = attributes(fields.get(_ORIGINAL, b"")), attributes(fields.get(_REPLY, b""))
+        number = attributes(original.get(_PORTS, b"")).get(_NUMBER, b"\0")[0]
+        if number not in _WITH_PORTS or protocol not in (0, number):
+            continue
+        status = int.from_bytes(fields.get(_STATUS, b""), "big")
+        # Without a timeout, hardware forwards the packets.
+        timeout = f"{int.from_bytes(fields[_TIMEOUT], 'big')} " if _TIMEOUT in fields else ""
+        state = f"{_state(number, fields)} " if number in _STATES else ""
+        mark, zone = (int.from_bytes(fields.get(key, b""), "big") for key in (_MARK, _ZONE))
+        yield (
+            f"{family.value.lower()} {int(ADDRESS_FAMILY[family])} {_PROTOCOLS[number]} {number} {timeout}{state}"
+            f"{_direction(family, original)}{'' if status & _SEEN_REPLY else '[UNREPLIED] '}"
+            f"{_direction(family, reply)}{'[ASSURED] ' if status & _ASSURED else ''}mark={mark} zone={zone}"
+        )
+
+
+def _direction(family: Family, side: dict[int, bytes]) -> str:
+    source, source_port = _address(side, _FROM_ADDRESS[family], _FROM_PORT)
+    destination, port = _address(side, _TO_ADDRESS[family], _TO_PORT)
+    zone = int.from_bytes(side.get(_TUPLE_ZONE, b""), "big")
+    of_zone = f"zone-orig={zone} " if zone else ""
+    return f"src={source} dst={destination} sport={source_port} dport={port} {of_zone}"
+
+
+def _address(side: dict[int, bytes], address: int, port: int) -> tuple[str, int]:
+    """Return the address and port of a tuple that these attributes have."""
+    packed = attributes(side.get(_ADDRESSES, b"")).get(address, b"")
+    number = attributes(side.get(_PORTS, b"")).get(port, b"")[:2]
+    return str(ipaddress.ip_address(packed)), int.from_bytes(number, "big")
+
+
+def _state(number: int, fields: dict[int, bytes]) -> str:
+    """Return the state of a TCP or SCTP connection."""
+    kind, names = _STATES[number]
+    info = attributes(attributes(fields.get(_PROTOCOL_INFO, b"")).get(kind, b""))
+    code = info.get(_STATE, b"\0")[0]
+    return names[code] if code < len(names) else str(code)

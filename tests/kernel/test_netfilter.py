@@ -3,13 +3,16 @@
 import errno
 import ipaddress
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from pykubeproxy.inspect.flows import Flow, parse_flows
 from pykubeproxy.kernel import Backend, Runner, conntrack, leftovers, netlink, nfacct, nftables, open_iptables
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import Count
@@ -106,6 +109,25 @@ def test_kernel_filters_by_protocol(inside: str, runner: Runner, monkeypatch: py
     insert(runner, "10.1.0.1 4000", "10.96.0.10 53", protocol="tcp")
     insert(runner, "10.1.0.1 4000", "10.96.0.10 53")
     assert len(list(conntrack.udp_flows(Family.IPV4))) == len(seen) == 1
+
+
+def test_lines_of_flows_say_what_conntrack_prints(inside: str, runner: Runner, family: Family) -> None:
+    """For each protocol with ports; another one and another zone are no flows."""
+    client, vip, pod = CLIENT[family], VIP[family], POD[family]
+    for protocol in ("tcp", "udp", "sctp"):
+        insert(runner, f"{client} 4000", f"{vip} 53", f"{pod} 5353", protocol)
+    insert(runner, f"{client} 4001", f"{vip} 53", f"{pod} 53", "tcp", zone=7)
+    printed = parse_flows("\n".join(listed(runner, family)))
+    read = parse_flows("\n".join(conntrack.flow_lines(family)))
+    assert len(read) == 3
+
+    def without_timeout(flows: list[Flow]) -> list[Flow]:
+        return sorted((structs.replace(flow, timeout=None) for flow in flows), key=str)
+
+    assert without_timeout(read) == without_timeout(printed)
+    assert all(590 < flow.timeout <= 600 for flow in read if flow.timeout is not None)
+    (tcp,) = parse_flows("\n".join(conntrack.flow_lines(family, socket.IPPROTO_TCP)))
+    assert tcp.state == "ESTABLISHED"
 
 
 def test_deletes_only_the_given_flow(inside: str, runner: Runner, family: Family) -> None:
