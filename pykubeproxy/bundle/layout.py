@@ -19,6 +19,7 @@ ROUTES = "routes.json"
 ROUTING_RULES = "routing-rules.json"
 SYSCTLS = "sysctls.txt"
 CONNTRACK = "conntrack.json"
+FLOWS = "flows.txt"
 VERSIONS = "versions.json"
 STATUS = "statusz.json"
 OBJECTS = "servicez.json"
@@ -63,6 +64,8 @@ FILES = {
     SYSCTLS: "kernel settings that matter to Services, as `sysctl` prints them",
     CONNTRACK: "how many connections the kernel tracks by protocol and state, and for the Services with most of them;"
     " no addresses of clients",
+    FLOWS: "with `--flows` only: the tracked connections, as /proc/net/nf_conntrack prints them, and the clients that"
+    " session affinity remembers; with addresses of clients",
     VERSIONS: "versions of pykubeproxy, Python, the kernel, iptables, nft and the distribution",
     STATUS: "the agent's status, as `pykubeproxy status -o json` prints it",
     OBJECTS: "the Services, EndpointSlices and the Node that the agent knows, with the fields that pykubeproxy reads,"

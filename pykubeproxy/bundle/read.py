@@ -16,8 +16,10 @@ import msgspec
 import pykubeproxy
 from pykubeproxy.bundle.layout import (
     ADDRESSES,
+    FLOWS,
     FORMAT,
     MANIFEST,
+    NFT_RULESET,
     OBJECTS,
     ROUTES,
     STATUS,
@@ -28,7 +30,7 @@ from pykubeproxy.kernel.network import LocalAddress, TableRoute
 from pykubeproxy.rules.save_files import MOST_BYTES
 
 # The files that commands use. Others are for people, and for later versions.
-USED = frozenset((*TABLES, ADDRESSES, ROUTES, STATUS, OBJECTS))
+USED = frozenset((*TABLES, NFT_RULESET, ADDRESSES, ROUTES, FLOWS, STATUS, OBJECTS))
 _BLOCK = 512  # bytes, of a tar
 _PIECE = 1 << 16
 _MOST_MANIFEST = 1 << 20

@@ -13,10 +13,11 @@ from pykubeproxy.bundle import layout
 from pykubeproxy.bundle.layout import tables_file
 from pykubeproxy.bundle.write import BundleSection, Content
 from pykubeproxy.kernel import Backend, KernelError, NotPermitted, Runner, open_iptables
-from pykubeproxy.kernel.conntrack import count_entries
+from pykubeproxy.kernel.conntrack import count_entries, flow_lines
 from pykubeproxy.kernel.errors import Failed
 from pykubeproxy.kernel.iptables import find_tools
 from pykubeproxy.kernel.network import all_routes, interfaces, local_addresses, routing_rules
+from pykubeproxy.kernel.recent import recent_lines
 from pykubeproxy.objects import Family
 
 # How long a command may make no progress. In all it may take ten times as long.
@@ -43,8 +44,10 @@ _SETTINGS = (
 Fetch = Callable[[str, dict[str, str]], bytes]
 
 
-def node_sections(runner: Runner | None = None, settings: Path = _SYSCTLS) -> Iterator[BundleSection]:
-    """Yield the sections about the node that this program runs on."""
+def node_sections(
+    runner: Runner | None = None, settings: Path = _SYSCTLS, *, with_flows: bool = False
+) -> Iterator[BundleSection]:
+    """Yield the sections about the node that this program runs on; `with_flows` adds addresses of clients."""
     runner = runner or Runner()
     for backend in Backend:
         for family in Family:
@@ -58,6 +61,8 @@ def node_sections(runner: Runner | None = None, settings: Path = _SYSCTLS) -> It
     yield BundleSection(layout.ROUTING_RULES, "rtnetlink", partial(_of_both_families, routing_rules))
     yield BundleSection(layout.SYSCTLS, str(settings), partial(_settings, settings))
     yield BundleSection(layout.CONNTRACK, "nfnetlink", _connections)
+    if with_flows:
+        yield BundleSection(layout.FLOWS, "nfnetlink, /proc/net/xt_recent", _flows)
     yield BundleSection(layout.VERSIONS, "--version of each program", partial(_versions, runner))
 
 
@@ -129,6 +134,14 @@ def _connection_counts(family: Family) -> dict[str, object]:
             for protocol, destination in most
         ],
     }
+
+
+def _flows(content: Content) -> None:
+    for family in Family:
+        for line in flow_lines(family):
+            content.write(f"{line}\n".encode())
+    for line in recent_lines():
+        content.write(f"{line}\n".encode())
 
 
 def _versions(runner: Runner, content: Content) -> None:

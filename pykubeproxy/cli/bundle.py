@@ -47,6 +47,15 @@ if TYPE_CHECKING:
     from pykubeproxy.nodes.saving import WrittenBundle
 
 
+_flows_option = option(
+    "--flows",
+    "with_flows",
+    is_flag=True,
+    help="Save the tracked connections too, with addresses of clients.",
+    group=SOURCE,
+)
+
+
 @command(short_help="Save rules, settings and objects of this node in one file.")
 @option(
     "-o",
@@ -64,14 +73,15 @@ if TYPE_CHECKING:
     help="Metrics address of the agent, on loopback.",
     group=SOURCE,
 )
+@_flows_option
 @click_errors(NotANode)
-def bundle(output: str | None, url: str) -> None:
+def bundle(output: str | None, url: str, with_flows: bool) -> None:
     """Save rules, settings and objects of this node in one tar.gz, for others to inspect.
 
     It has the rules of both address families and backends with counters, addresses, routes, kernel settings, counts of
     tracked connections, versions, and the agent's status, metrics, configuration and objects. It has no tokens, no
-    Secrets, no contents of a kubeconfig, no annotations, and no addresses of tracked clients. It names Services, pods and
-    nodes with their addresses.
+    Secrets, no contents of a kubeconfig, no annotations, and without --flows no addresses of tracked clients. It names
+    Services, pods and nodes with their addresses.
 
     Other commands read it with --bundle, on any machine. Run this as root: without any rules there is no bundle. Any other
     part that cannot be collected is left out, and standard error and the file manifest.json say why. Nothing on the node
@@ -82,6 +92,7 @@ def bundle(output: str | None, url: str) -> None:
     sudo pykubeproxy bundle -o node1.tar.gz
     ssh node1 sudo pykubeproxy bundle -o - > node1.tar.gz
     pykubeproxy trace 10.244.1.5 10.96.0.10:80 --bundle node1.tar.gz
+    sudo pykubeproxy bundle --flows
     """
     require_linux("")
     if output == "-" and sys.stdout.isatty():
@@ -92,7 +103,7 @@ def bundle(output: str | None, url: str) -> None:
     manifest = Manifest(version=pykubeproxy.__version__, node=_node_name(url), time=time)
     path = None if output == "-" else _target(output, manifest)
     sections = [
-        *node_sections(),
+        *node_sections(with_flows=with_flows),
         *agent_sections(url, lambda page, query: fetch_patiently(url, page, **query)),
     ]
     members = list(_shown(sections))

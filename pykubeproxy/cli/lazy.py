@@ -18,6 +18,7 @@ class LazyGroup(Group):
     """Commands under headings, each imported on use, so that no command loads the libraries of others.
 
     headings: by heading and name, the module and function of each command, in the order of --help.
+    unlisted: the same for commands that only programs use, by name.
     absences: by name, a function that returns why this installation lacks the command; "" if it has it.
     """
 
@@ -25,17 +26,19 @@ class LazyGroup(Group):
         self,
         *args: Any,
         headings: Mapping[str, Mapping[str, str]],
+        unlisted: Mapping[str, str] | None = None,
         absences: Mapping[str, Callable[[], str]] | None = None,
         **attributes: Any,
     ) -> None:
         super().__init__(*args, **attributes)
         self.headings = headings
         self._absences = absences or {}
-        self._targets = {name: target for names in headings.values() for name, target in names.items()}
+        self._listed = {name: target for names in headings.values() for name, target in names.items()}
+        self._targets = {**self._listed, **(unlisted or {})}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the commands of this installation."""
-        return [name for name in self._targets if not self._absence(name)]
+        return [name for name in self._listed if not self._absence(name)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import a command. Raises NotAnswered if this installation lacks it."""

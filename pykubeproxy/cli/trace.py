@@ -51,6 +51,13 @@ if TYPE_CHECKING:
 _NO_ADDRESSES = (
     "rules match addresses of the node, which a file does not contain. Give each with --node-address."
 )
+_conntrack_option = option(
+    "--conntrack",
+    "with_flows",
+    is_flag=True,
+    help="Show the connections between SRC and DST that nodes track now, too.",
+    group=QUESTION,
+)
 _Origin = Literal["pod", "node", "outside"]
 
 
@@ -88,6 +95,7 @@ _Origin = Literal["pod", "node", "outside"]
     help="Incoming interface.  [default: the one with the route to SRC]",
     group=QUESTION,
 )
+@_conntrack_option
 @option(
     "-f",
     "--filename",
@@ -111,6 +119,7 @@ def trace(
     namespace: str,
     origin: _Origin | None,
     in_interface: str,
+    with_flows: bool,
     filename: str | None,
     files: tuple[str, ...],
     bundle_file: str | None,
@@ -129,6 +138,9 @@ def trace(
     Show the endpoints it may reach with their probabilities, whether its source address is masqueraded, or which rule
     drops or rejects it. This follows foreign rules too, of iptables and of nftables, sends no packet and changes nothing.
 
+    With --conntrack, also show the connections between both ends that this node tracks now: their state, endpoint and the
+    source that it sees, those with an endpoint that no longer serves first; and where session affinity sends the client.
+
     With --bundle, trace through the rules of another node. With --rules too, but name its addresses with --node-address.
     With -f, the flags of `run` define the rules. All these need neither root nor a network.
 
@@ -137,12 +149,15 @@ def trace(
     pykubeproxy trace 10.244.1.5 10.96.0.10:53 --proto udp
     pykubeproxy trace 10.244.1.5 web.default:80 --rules node1.txt
     pykubeproxy trace pod/default/client web.default:80 --bundle node1.tar.gz
+    pykubeproxy trace pod/default/client svc/default/web --conntrack
     pykubeproxy trace 2001:db8::7 [2001:db8::80]:443 -f objects.yaml -o json
     pykubeproxy trace 10.244.1.5 10.96.0.10:80 -o svg > trace.svg
     """
     config = read_config(flags)
     if origin == "node" and in_interface:
         raise click.UsageError("a packet from the node has no incoming interface; remove --in-interface")
+    if with_flows and (files or (filename is not None and bundle_file is None)):
+        raise click.UsageError("--conntrack reads this node or a bundle; remove it, or use --bundle")
     try:
         start, end = parse_source(source, namespace), parse_destination(destination, namespace)
     except InvalidTarget as error:
@@ -159,10 +174,14 @@ def trace(
         entry=directory.here,
     )
     # Live chains are read when the packet reaches them.
-    (state,) = rules.nodes(Question((connection.family,), lazily=True, nftables=True, firewalls=True))
+    (state,) = rules.nodes(
+        Question((connection.family,), lazily=True, nftables=True, firewalls=True, flows=with_flows)
+    )
     assert isinstance(state, NodeState), "these sources yield a node or raise"
     state = msgspec.structs.replace(state, node=Node(directory.here), config=config)
-    found = trace_on_node(state, connection, directory, origin=origin_kind, interface=in_interface)
+    found = trace_on_node(
+        state, connection, directory, origin=origin_kind, interface=in_interface, with_flows=with_flows
+    )
     echo_notes({"": (*state.remarks, *connection.notes, *misplaced(connection, directory))})
     steps = (step for way in found.ways for visit in way.visits for step in visit.steps)
     if files and not addresses and any("-type LOCAL" in step.rule for step in steps):
@@ -238,6 +257,7 @@ def _emit(report: TraceReport, output: str, with_steps: bool) -> None:
     help="Node that receives a connection from outside.  [default: each that answers otherwise]",
     group=QUESTION,
 )
+@_conntrack_option
 @option("--steps", "with_steps", is_flag=True, help="Show each rule that the packet meets.", group=OUTPUT)
 @report_option("svg", about="svg is a picture for a browser")
 @namespace_option
@@ -249,6 +269,7 @@ def trace_over_nodes(
     protocol: Protocol | None,
     family: Family | None,
     via: str,
+    with_flows: bool,
     with_steps: bool,
     output: str,
     namespace: str,
@@ -260,12 +281,14 @@ def trace_over_nodes(
     node/NAME:PORT or ADDRESS:PORT. A name may include its namespace, as in svc/NAMESPACE/NAME.
 
     This reads the rules of the nodes on the way only. For a connection from outside, it shows which nodes answer and
-    which drop it. It sends no packet and changes nothing.
+    which drop it. With --conntrack, it also shows the connections between both ends that these nodes track now. It sends no
+    packet and changes nothing.
 
     \b
     kubectl pykubeproxy trace pod/default/client svc/default/web:http
     kubectl pykubeproxy trace 203.0.113.7 svc/default/web --via-node node1
     kubectl pykubeproxy trace node/node1 10.96.0.10:53 --proto udp
+    kubectl pykubeproxy trace pod/default/client svc/default/web --conntrack
     """
     from pykubeproxy.nodes.directory import cluster_directory
 
@@ -286,21 +309,24 @@ def trace_over_nodes(
     )
     echo_notes({"": (*remarks, *ends.notes)})
     with node_access(client, cluster) as access:
-        read = _reader(access, directory)
-        found = trace_in_cluster(ends, directory, _entrances(ends, directory), read, via=via)
+        read = _reader(access, directory, with_flows)
+        entrances = _entrances(ends, directory)
+        found = trace_in_cluster(ends, directory, entrances, read, via=via, with_flows=with_flows)
     _emit(found, output, with_steps)
     if found.verdict is TraceVerdict.UNKNOWN:
         raise SystemExit(NOT_ANSWERED)
 
 
-def _reader(access: "NodeAccess", directory: Directory) -> ReadNodes:
+def _reader(access: "NodeAccess", directory: Directory, with_flows: bool) -> ReadNodes:
     """Return a function that reads nodes, each of them once. It raises ReadError."""
     source = cluster_source(access, directory.nodes)
     known: dict[str, NodeState | UnknownNode] = {}
 
     def read(names: Collection[str]) -> Mapping[str, NodeState | UnknownNode]:
         if wanted := [name for name in names if name not in known]:
-            for found in source.nodes(Question(nodes=wanted, nftables=True, firewalls=True)):
+            for found in source.nodes(
+                Question(nodes=wanted, nftables=True, firewalls=True, flows=with_flows)
+            ):
                 known[found.name] = found
                 echo_notes({found.name: found.remarks} if isinstance(found, NodeState) else {})
         absent = {name: UnknownNode(Node(name), "there is no Node of this name") for name in names}

@@ -1,8 +1,12 @@
-"""The flows in the kernel's connection tracking table, as `conntrack -L` and /proc/net/nf_conntrack print them."""
+"""What the kernel remembers of connections: the flows of conntrack, and the clients of session affinity.
+
+Read from what `conntrack -L`, /proc/net/nf_conntrack and /proc/net/xt_recent/ print, wherever it was printed.
+"""
 
 import ipaddress
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 
 import msgspec
@@ -21,6 +25,18 @@ _MARK = re.compile(r"\bmark=(\d+)")
 # Service proxies use the default zone, which is not printed, or as 0.
 _OTHER_ZONE = re.compile(r"\bzone(?:-orig|-reply)?=0*[1-9]")
 _KNOWN_ADDRESSES = 100_000
+# As `recent_lines` of the kernel package prints it, or grep for the files in /proc/net/xt_recent.
+_RECENT = re.compile(
+    r"^(?:/proc/net/xt_recent/)?(?P<list>[\w-]+): ?src=(?P<client>\S+)(?:.*\bage=(?P<age>\d+))?", re.MULTILINE
+)
+# States in which a connection ends. Without traffic, its entry goes within minutes.
+_ENDING = frozenset(
+    (
+        *("FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE", "CLOSED"),
+        *("SHUTDOWN_SENT", "SHUTDOWN_RECD", "SHUTDOWN_ACK_SENT"),
+    )
+)
+_OPENING = frozenset(("SYN_SENT", "SYN_SENT2", "SYN_RECV", "COOKIE_WAIT", "COOKIE_ECHOED"))
 
 
 class FlowSide(msgspec.Struct, frozen=True, rename="camel"):
@@ -54,6 +70,16 @@ class Flow(msgspec.Struct, frozen=True):
     mark: int = 0
 
     @property
+    def ending(self) -> bool:
+        """Whether an end has begun to close the connection."""
+        return self.state in _ENDING
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the connection still waits for an answer of its receiver."""
+        return self.unreplied or self.state in _OPENING
+
+    @property
     def translated_to(self) -> str:
         """The endpoint with its port that NAT chose; "" without DNAT."""
         endpoint = (self.reply.source, self.reply.source_port)
@@ -65,6 +91,38 @@ class Flow(msgspec.Struct, frozen=True):
     def source_seen(self) -> str:
         """The source with its port that the receiver sees."""
         return address_and_port(self.reply.destination, self.reply.destination_port)
+
+
+class RememberedClient(msgspec.Struct, frozen=True):
+    """A client in a list of the iptables match `recent`, and the seconds since its last connection; None if unknown."""
+
+    list: str
+    client: str
+    age: int | None
+
+
+class FlowTable(msgspec.Struct, frozen=True):
+    """The flows of a node and the clients in its affinity lists.
+
+    `unread` and `unread_lists` say why one of them could not be read, and what to do; "" if they could.
+    """
+
+    flows: tuple[Flow, ...] = ()
+    remembered: tuple[RememberedClient, ...] = ()
+    unread: str = ""
+    unread_lists: str = ""
+
+
+def parse_flow_table(text: str, unread: str = "", unread_lists: str = "") -> FlowTable:
+    """Read lines of flows and of affinity lists, in any order. Skip other lines."""
+    return FlowTable(tuple(parse_flows(text)), tuple(_remembered(text)), unread, unread_lists)
+
+
+def _remembered(text: str) -> Iterator[RememberedClient]:
+    for found in _RECENT.finditer(text):
+        with suppress(ValueError):
+            age = int(found["age"]) if found["age"] else None
+            yield RememberedClient(found["list"], _canonical(found["client"]), age)
 
 
 def parse_flows(text: str) -> list[Flow]:

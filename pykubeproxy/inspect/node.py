@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from pykubeproxy.config import Config
+from pykubeproxy.inspect.flows import FlowTable
 from pykubeproxy.inspect.packets.packet import NodeNetwork
 from pykubeproxy.inspect.packets.rule_set import RuleSet
 from pykubeproxy.inspect.targets import ServiceFilter
@@ -89,6 +90,7 @@ class NodeState(msgspec.Struct, frozen=True):
     - `other_backend`: the other backend, if it has service-proxy rules too, so that packets pass both; else ""
     - `unread`: what could not be read, and why: "IPv6 rules": "ip6tables-save is missing"
     - `remarks`: sentences about what these rules do not show
+    - `flows`: what its kernel remembers of connections; None if nobody asked
     """
 
     node: Node
@@ -99,6 +101,7 @@ class NodeState(msgspec.Struct, frozen=True):
     other_backend: str = ""
     unread: Mapping[str, str] = {}
     remarks: Sequence[str] = ()
+    flows: FlowTable | None = None
 
     @property
     def name(self) -> str:
@@ -154,6 +157,7 @@ class Question(msgspec.Struct, frozen=True):
     - `addresses`: the addresses of the node's interfaces matter to these facts
     - `nftables`: with the tables of a kube-proxy in nftables mode, whose node is unknown otherwise
     - `firewalls`: with the tables of nftables of other programs, too
+    - `flows`: with what the kernel remembers of connections
     - `nodes`: the names of the nodes; empty for all of the source
     """
 
@@ -165,6 +169,7 @@ class Question(msgspec.Struct, frozen=True):
     addresses: bool = False
     nftables: bool = False
     firewalls: bool = False
+    flows: bool = False
     nodes: Collection[str] = ()
 
 

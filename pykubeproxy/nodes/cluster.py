@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from pykubeproxy.inspect.flows import FlowTable, parse_flow_table
 from pykubeproxy.inspect.node import (
     UNREAD_NFTABLES,
     NodeRules,
@@ -49,6 +50,13 @@ _SILENCE = 30.0
 _LEGACY_TOO = "-legacy tables present"
 _IPVS = "--match-set KUBE-"
 _ALL_IPTABLES = Question()
+# Programs that print the flows of a node; the first one is in our image, and prints affinity lists, too.
+_FLOW_COMMANDS: tuple[tuple[tuple[str, ...], ...], ...] = (
+    (("pykubeproxy", "flows"),),
+    (("conntrack", "-L", "-f", "ipv4"), ("conntrack", "-L", "-f", "ipv6")),
+    (("cat", "/proc/net/nf_conntrack"),),
+)
+_RECENT_COMMAND = ("grep", "-rH", "src=", "/proc/net/xt_recent/")
 # Parts of the names of images that are likely to have iptables-save and sleep, the likeliest first.
 _WITH_IPTABLES = (
     "pykubeproxy", "kube-proxy", "distroless-iptables", "hardened-kubernetes", "calico/node", "hardened-calico",
@@ -248,6 +256,7 @@ def _read(
             unread={unread_rules(family): reason for family, reason in printed.unread.items()}
             | ({UNREAD_NFTABLES: without_nft} if without_nft else {}),
             remarks=(*remarks(printed.unread, used.other, without_nft), *nftables_remarks(native.values())),
+            flows=_flow_table(client, container) if question.flows else None,
         )
     if not question.nftables and _has_nftables_proxy(client, container):
         return _in_other_mode(node, "nftables", proxy)
@@ -342,6 +351,32 @@ def _nftables(
                 raise Failure(f"`{' '.join(command)}` in pod {container} failed: {one_line(printed.errors)}")
             texts.append(printed.output)
     return read_nft_lists(texts, f"nft in pod {container}")
+
+
+def _flow_table(client: Client, container: ContainerRef) -> FlowTable:
+    """Return what a node remembers of connections, read by the first of these programs that a pod has."""
+    for commands in _FLOW_COMMANDS:
+        try:
+            texts = [_printed(client, container, command) for command in commands]
+        except Failure as failure:
+            unread = str(failure)
+            continue
+        if commands is _FLOW_COMMANDS[0]:
+            return parse_flow_table(texts[0])
+        try:
+            lists, unread_lists = _printed(client, container, _RECENT_COMMAND, no_match=1), ""
+        except Failure as failure:
+            lists, unread_lists = "", str(failure)
+        return parse_flow_table("\n".join((*texts, lists)), unread_lists=unread_lists)
+    return FlowTable(unread=f"{unread}; use --debug-image IMAGE with pykubeproxy or conntrack")
+
+
+def _printed(client: Client, container: ContainerRef, command: Sequence[str], *, no_match: int = 0) -> str:
+    """Return what a command prints. Raises Failure."""
+    printed = run_in_pod(client, container, command, silence=_SILENCE)
+    if printed.exit_code not in (0, no_match):
+        raise Failure(f"`{' '.join(command)}` in pod {container} failed: {one_line(printed.errors)}")
+    return printed.output.decode(errors="replace")
 
 
 def _save(client: Client, container: ContainerRef, program: str) -> _PrintedTables:

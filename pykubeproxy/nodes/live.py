@@ -1,12 +1,13 @@
 """The node that this program runs on: the live tables of one backend."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
 
 from pykubeproxy import kernel
 from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS
+from pykubeproxy.inspect.flows import FlowTable, parse_flow_table
 from pykubeproxy.inspect.node import (
     NodeRules,
     NodeState,
@@ -18,7 +19,7 @@ from pykubeproxy.inspect.node import (
 )
 from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute
 from pykubeproxy.inspect.targets import ServiceFilter
-from pykubeproxy.kernel import TABLES, Backend, Iptables, KernelError, nftables, system
+from pykubeproxy.kernel import TABLES, Backend, Iptables, KernelError, conntrack, nftables, recent, system
 from pykubeproxy.kernel.network import routes
 from pykubeproxy.nodes import host_name
 from pykubeproxy.objects import Family, Node
@@ -87,6 +88,7 @@ class LiveNode:
             network=_network(question.families) if question.lazily or question.addresses else NodeNetwork(),
             unread=unread,
             remarks=remarks,
+            flows=live_flows(question.families) if question.flows else None,
         )
 
     def _backend(self) -> tuple[Backend, tuple[str, ...]]:
@@ -107,6 +109,32 @@ class LiveNode:
             " packets pass both. Run `pykubeproxy check` for advice."
         )
         return chosen, (remark,)
+
+
+def live_flows(families: Iterable[Family] = Family) -> FlowTable:
+    """Return what this kernel remembers of connections of these families."""
+    lines, unread, unread_lists = live_flow_lines(families)
+    return parse_flow_table("\n".join(lines), unread, unread_lists)
+
+
+def live_flow_lines(families: Iterable[Family] = Family) -> tuple[list[str], str, str]:
+    """Return the lines that `parse_flow_table` reads, why flows are missing, and why affinity lists are; else ""."""
+    lines: list[str] = []
+    unread = unread_lists = ""
+    try:
+        for family in families:
+            lines += conntrack.flow_lines(family)
+    except PermissionError:
+        unread = "only root with CAP_NET_ADMIN can read conntrack"
+    except OSError as error:
+        unread = (
+            f"cannot read conntrack ({error.strerror or error}); load the kernel module nf_conntrack_netlink"
+        )
+    try:
+        lines += recent.recent_lines()
+    except OSError as error:
+        unread_lists = f"cannot read {error.filename}: {error.strerror}"
+    return lines, unread, unread_lists
 
 
 def _rules(iptables: Iptables, question: Question) -> NodeRules:

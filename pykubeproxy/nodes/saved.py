@@ -8,8 +8,9 @@ from typing import IO, NamedTuple
 
 import click
 
-from pykubeproxy.bundle.layout import NFT_RULESET, TABLES
+from pykubeproxy.bundle.layout import FLOWS, NFT_RULESET, TABLES
 from pykubeproxy.bundle.read import Bundle, InvalidBundle, read_bundle
+from pykubeproxy.inspect.flows import FlowTable, parse_flow_table
 from pykubeproxy.inspect.node import (
     NodeRules,
     NodeState,
@@ -62,6 +63,7 @@ class SavedNode(NamedTuple):
     proxy: str = ""
     remarks: tuple[str, ...] = ()
     nftables: Mapping[Family, NftRuleset] = {}
+    flows: FlowTable | None = None
 
     def nodes(self, question: Question) -> Iterator[NodeState]:
         """Yield the node. Raises ReadError if there are no rules of these families."""
@@ -95,6 +97,7 @@ class SavedNode(NamedTuple):
                 *(nftables_remarks(self.nftables.values()) if question.nftables else ()),
                 *([unseen] if unseen else []),
             ),
+            flows=self.flows,
         )
         if unseen and not (self.tables or state.in_nftables_mode):
             raise ReadError(unseen)  # no rules of a service proxy are left
@@ -155,6 +158,15 @@ def open_bundle(path: str) -> Bundle:
         raise ReadError(f"--bundle: {error}") from None
 
 
+def bundled_flows(bundle: Bundle) -> FlowTable:
+    """Return the flows in a bundle."""
+    if FLOWS in bundle.files:
+        return parse_flow_table(bundle.files[FLOWS].decode(errors="replace"))
+    return FlowTable(
+        unread=f"{bundle.name} has no flows ({bundle.why_missing(FLOWS)}); run `pykubeproxy bundle --flows` on the node"
+    )
+
+
 def bundled_node(bundle: Bundle, backend: str, addresses: tuple[str, ...] = ()) -> SavedNode:
     """Return the node of a bundle; `addresses` replace those in the bundle. Raises ReadError."""
     saves = tuple(_saves(bundle))
@@ -180,6 +192,7 @@ def bundled_node(bundle: Bundle, backend: str, addresses: tuple[str, ...] = ()) 
         proxy=bundle.manifest.proxy,
         remarks=remarks,
         nftables=native,
+        flows=bundled_flows(bundle),
     )
 
 

@@ -17,6 +17,7 @@ from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
 from pykubeproxy.inspect.targets import TargetKind
 from pykubeproxy.inspect.trace.journey import Follower, ReadNodes, TracedWay, address_of
 from pykubeproxy.inspect.trace.report import TraceReport, report
+from pykubeproxy.inspect.trace.tracked import tracked
 from pykubeproxy.objects import Node, family_of
 from pykubeproxy.services.ports import ANY_LOCAL, FrontendKind
 
@@ -34,11 +35,12 @@ def trace_on_node(
     *,
     origin: LocationKind | None = None,
     interface: str = "",
+    with_flows: bool = False,
 ) -> TraceReport:
     """Trace a connection that this node gets first, through its rules only.
 
-    `origin` says where the source is, and `interface` by which the packet comes in, if the user says so. Raises
-    TooManyRules.
+    `origin` says where the source is, and `interface` by which the packet comes in, if the user says so. `with_flows`
+    adds the flows that the node tracks. Raises TooManyRules.
     """
     name = directory.here or _name_at(state.network, directory)
     packet = _packet(ends, state, origin, interface)
@@ -51,7 +53,15 @@ def trace_on_node(
 
     follower = Follower(source, ends.destination, directory, read)
     ways = follower.follow([TracedWay(name)], [packet])
-    return report(source, ends.destination, ways, alone=True)
+    found = report(source, ends.destination, ways, alone=True)
+    ends = msgspec.structs.replace(ends, client=source)
+    return _with_flows(found, ends, directory, read) if with_flows else found
+
+
+def _with_flows(
+    found: TraceReport, ends: ResolvedConnection, directory: Directory, read: ReadNodes
+) -> TraceReport:
+    return msgspec.structs.replace(found, tracked=tracked(ends, directory, found.ways, read))
 
 
 def trace_in_cluster(
@@ -61,10 +71,11 @@ def trace_in_cluster(
     read: ReadNodes,
     *,
     via: str = "",
+    with_flows: bool = False,
 ) -> TraceReport:
     """Trace a connection over the nodes on its way; `via` is the node that receives it, else all of `entrances` may.
 
-    Raises NowhereToStart, TooManyRules.
+    `with_flows` adds the flows that these nodes track. Raises NowhereToStart, TooManyRules.
     """
     source, destination = ends.client, ends.destination
     if not via and ends.receiver.kind is TargetKind.SERVICE and destination.kind is FrontendKind.NODE_PORT:
@@ -85,7 +96,9 @@ def trace_in_cluster(
         )
     follower = Follower(source, destination, directory, read)
     followed = follower.follow(ways, packets, from_pod=source.kind is LocationKind.POD)
-    return report(source, destination, followed, alone=False)
+    found = report(source, destination, followed, alone=False)
+    ends = msgspec.structs.replace(ends, destination=destination)
+    return _with_flows(found, ends, directory, read) if with_flows else found
 
 
 def _ways(

@@ -1,5 +1,6 @@
 """The report of `trace`: where a connection goes, over one or several nodes."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
@@ -14,10 +15,11 @@ from pykubeproxy.inspect.trace.conclusion import (
     verdict,
 )
 from pykubeproxy.inspect.trace.journey import TracedVisit, TracedWay, shown_node
+from pykubeproxy.inspect.trace.tracked import FlowProblem, NodeFlows, TracedFlow
 from pykubeproxy.report.document import Report
 from pykubeproxy.report.text import GAP, Block, Heading, Row, Section, Sentence, Table, Tone, Verbatim, lines
 from pykubeproxy.rules.iptables_save import without_comment
-from pykubeproxy.wording import TIE, listed, percent
+from pykubeproxy.wording import TIE, counted, duration, listed, percent
 
 _TONES: dict[TraceVerdict, Tone] = {
     TraceVerdict.LIKELY: "good",
@@ -28,6 +30,18 @@ _TONES: dict[TraceVerdict, Tone] = {
 }
 # How many ends, endpoints of a node, nodes, and paths to endpoints the text lists.
 _ENDS, _ENDPOINTS, _NODES, _PATHS = 20, 4, 4, 4
+_FLOWS = 5
+_FLOW_HEADER = ("FROM", "TO", "STATE", "ENDS IN", "")
+_PROBLEMS = {
+    FlowProblem.STALE: "stale",
+    FlowProblem.NOT_TRANSLATED: "not translated",
+    FlowProblem.UNANSWERED: "unanswered",
+}
+_ABOUT = {
+    FlowProblem.STALE: "stale: this endpoint no longer serves",
+    FlowProblem.NOT_TRANSLATED: "not translated: older than the rules",
+    FlowProblem.UNANSWERED: "no answer yet",
+}
 
 
 class TraceReport(Report, frozen=True, kw_only=True):
@@ -42,6 +56,7 @@ class TraceReport(Report, frozen=True, kw_only=True):
     - `ways`: one, or one for each group of nodes that may receive the connection
     - `notes`: assumptions, and what no rules show, a sentence each
     - `next`: a command that tells more, or null
+    - `tracked`: with --conntrack, what each node on the way remembers of connections between these ends; else null
     """
 
     verdict: TraceVerdict
@@ -52,6 +67,7 @@ class TraceReport(Report, frozen=True, kw_only=True):
     ways: tuple[TracedWay, ...]
     notes: tuple[str, ...]
     next: str | None
+    tracked: tuple[NodeFlows, ...] | None = None
 
     def blocks(self, *, wide: bool) -> Iterator[Block]:
         """Return the conclusion, the ends, and the rules that decide; `wide` shows each rule that the packet meets."""
@@ -64,6 +80,9 @@ class TraceReport(Report, frozen=True, kw_only=True):
                 yield from ends_of_way(way)
         for way in self.ways:
             yield from _nodes_on_the_way(way, wide)
+        if self.tracked is not None:
+            yield GAP
+            yield Section(Heading("Tracked now:", "part"), list(_tracked(self.tracked, wide)))
         yield GAP
         for note in self.notes:
             yield Sentence(note, start="Note: ")
@@ -149,6 +168,44 @@ def on_node(visits: Sequence[TracedVisit], wide: bool) -> Iterator[Block]:
             yield Sentence(f"{decision.table} {decision.chain}: {decision.what}")
     if more := chosen[_ENDPOINTS:]:
         yield Sentence(f"and {len(more)} more endpoints")
+
+
+def _tracked(nodes: Sequence[NodeFlows], wide: bool) -> Iterator[Block]:
+    """Yield what nodes remember of connections, a few flows of each unless `wide`."""
+    for node in nodes:
+        where = shown_node(node.node)
+        if node.unread:
+            yield Sentence(f"{where}: unknown: {node.unread}", "warning")
+            continue
+        shown = node.flows if wide else node.flows[:_FLOWS]
+        blocks: list[Block] = [Table([_flow_row(flow) for flow in shown], _FLOW_HEADER)] if shown else []
+        if more := len(node.flows) - len(shown):
+            blocks.append(Sentence(f"and {more} more (--steps and -o json list all)"))
+        for entry in node.affinity:
+            left = "" if entry.seconds_left is None else f" for {duration(entry.seconds_left)} more"
+            held = f"session affinity sends {entry.client} to {entry.endpoint}{left} ({entry.list})"
+            blocks.append(Sentence(held, "warning"))
+        if node.affinity_unread:
+            blocks.append(
+                Sentence(f"clients with session affinity are unknown: {node.affinity_unread}", "warning")
+            )
+        yield Section(Sentence(f"{where}: {_counted_flows(node.flows)}"), blocks)
+
+
+def _counted_flows(flows: Sequence[TracedFlow]) -> str:
+    """Return text such as "3 connections, 1 of them stale"."""
+    problems = Counter(flow.problem for flow in flows if flow.problem)
+    parts = [f"{number} {_PROBLEMS[problem]}" for problem, number in problems.items()]
+    return ", ".join((counted(len(flows), "connection"), *parts))
+
+
+def _flow_row(flow: TracedFlow) -> Row:
+    endpoint = f"{flow.endpoint} ({flow.pod})" if flow.pod else flow.endpoint
+    left = "" if flow.seconds_left is None else duration(flow.seconds_left)
+    about = _ABOUT[flow.problem] if flow.problem else ""
+    seen = f"seen as {flow.client}" if flow.client != flow.source else ""
+    tone: Tone = "bad" if flow.problem is FlowProblem.STALE else "warning" if flow.problem else ""
+    return Row((flow.source, endpoint, flow.state, left, "; ".join(filter(None, (about, seen)))), tone)
 
 
 def _path(steps: Sequence[Step]) -> Iterator[Block]:

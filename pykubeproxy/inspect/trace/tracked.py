@@ -1,0 +1,275 @@
+"""The evidence beside a trace: the flows between its ends that the nodes on the way track now, and session affinity.
+
+Flows are found where they begin, and followed to the next nodes by the addresses and ports after NAT.
+"""
+
+import enum
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from pykubeproxy.inspect.connection import Directory, LocationKind, ResolvedConnection
+from pykubeproxy.inspect.flows import Flow, FlowTable
+from pykubeproxy.inspect.node import NodeState, UnknownNode
+from pykubeproxy.inspect.packets.walk import Step
+from pykubeproxy.inspect.trace.journey import ReadNodes, TracedVisit, TracedWay
+from pykubeproxy.objects import Family, address_and_port
+from pykubeproxy.rules.nft_list import SetKey, element_key
+from pykubeproxy.services.ports import ANY_LOCAL, PortName
+
+# The list of a rule of iptables, and the set of a rule of kube-proxy's nftables mode.
+_LIST = re.compile(r"--name (\S+)")
+_SET = re.compile(r"@(affinity-\S+)")
+
+
+class FlowProblem(enum.Enum):
+    """What is wrong with a flow.
+
+    - STALE: its endpoint no longer serves the port; it stays there until an end closes it
+    - NOT_TRANSLATED: it goes to the Service's address itself, as it began without rules
+    - UNANSWERED: its receiver has not answered
+    """
+
+    STALE = "stale"
+    NOT_TRANSLATED = "not-translated"
+    UNANSWERED = "unanswered"
+
+
+class TracedFlow(msgspec.Struct, frozen=True, rename="camel"):
+    """A tracked connection on one node. Addresses have ports.
+
+    - `source`, `destination`: of the client's packets before this node's NAT
+    - `endpoint`: the destination after it
+    - `pod`: NAMESPACE/NAME at the endpoint, or null
+    - `client`: the source that the receiver sees
+    - `state`: of TCP and SCTP, such as "ESTABLISHED"; "" for UDP
+    - `seconds_left`: until the entry ends if no packet comes; null if hardware forwards the packets
+    - `problem`: "stale", "not-translated", "unanswered", or null
+    """
+
+    protocol: str
+    source: str
+    destination: str
+    endpoint: str
+    pod: str | None
+    client: str
+    state: str
+    seconds_left: int | None
+    problem: FlowProblem | None
+
+
+class AffinityEntry(msgspec.Struct, frozen=True, rename="camel"):
+    """A client that session affinity sends to one endpoint.
+
+    - `list`: the list of iptables or the set of nftables that remembers the client
+    - `seconds_left`: until it forgets the client, if no connection comes; null if unknown
+    """
+
+    client: str
+    endpoint: str
+    list: str
+    seconds_left: int | None
+
+
+class NodeFlows(msgspec.Struct, frozen=True, rename="camel"):
+    """What one node remembers of connections between the two ends, those with a problem first.
+
+    - `unread`, `affinity_unread`: why this is unknown, and what to do; or null
+    """
+
+    node: str
+    flows: tuple[TracedFlow, ...] = ()
+    affinity: tuple[AffinityEntry, ...] = ()
+    unread: str | None = None
+    affinity_unread: str | None = None
+
+
+def served_endpoints(directory: Directory, name: PortName, family: Family) -> frozenset[str] | None:
+    """Return the endpoints that may serve a service port, as "IP:PORT"; None if no EndpointSlice is known.
+
+    An endpoint without new traffic (terminating, or meant for other zones) keeps its connections while it serves.
+    """
+    slices = [
+        slice_
+        for slice_ in directory.slices
+        if slice_.service_key == name.service_key and slice_.family is family
+    ]
+    if not slices and directory.service(name.service_key) is None:
+        return None
+    return frozenset(
+        address_and_port(endpoint.address, port.port)
+        for slice_ in slices
+        for port in slice_.ports
+        if port.port and port.name == name.port and port.protocol.value == name.protocol
+        for endpoint in slice_.endpoints
+        if endpoint.ready or endpoint.serving
+    )
+
+
+def flow_problem(flow: Flow, served: Collection[str] | None) -> FlowProblem | None:
+    """Return what is wrong with a flow to a frontend; `served` are its endpoints, None if it needs no NAT."""
+    if served is not None and not flow.ending:
+        if not flow.translated_to:
+            return FlowProblem.NOT_TRANSLATED if served else None
+        if flow.translated_to not in served:
+            return FlowProblem.STALE
+    return FlowProblem.UNANSWERED if flow.unanswered else None
+
+
+def tracked(
+    ends: ResolvedConnection, directory: Directory, ways: Sequence[TracedWay], read: ReadNodes
+) -> tuple[NodeFlows, ...]:
+    """Return what each node that the packet visits remembers, in the order of the visits. Raises ReadError."""
+    chosen = {
+        address_and_port(end.address, end.port)
+        for way in ways
+        for end in way.ends
+        if end.translated_on is not None
+    }
+    served = served_endpoints(directory, ends.name, ends.family) if ends.name else None
+    if served is None and chosen:
+        served = frozenset(chosen)  # without objects, rules tell
+    tracer = _Tracer(ends, directory, served, chosen | (served or set()))
+    visits: dict[str, list[TracedVisit]] = {}
+    for visit in (visit for way in ways for visit in way.visits):
+        visits.setdefault(visit.node, []).append(visit)
+    states = read([name for name, some in visits.items() if not some[0].unread])
+    return tuple(
+        tracer.on(states[name], some) if name in states else NodeFlows(name, unread=some[0].unread)
+        for name, some in visits.items()
+    )
+
+
+class _Hop(NamedTuple):
+    """The packets of a flow after a node's NAT, as the next node gets them."""
+
+    source: str
+    destination: str
+
+
+class _Tracer:
+    """Finds the flows of a connection from node to node; it remembers those that it has seen."""
+
+    def __init__(
+        self,
+        ends: ResolvedConnection,
+        directory: Directory,
+        served: Collection[str] | None,
+        endpoints: Collection[str],
+    ) -> None:
+        self._ends = ends
+        self._directory = directory
+        self._served = served
+        self._endpoints = endpoints
+        self._seen: set[_Hop] = set()
+
+    def on(self, state: NodeState | UnknownNode, visits: Sequence[TracedVisit]) -> NodeFlows:
+        """Return what a node remembers; call this in the order in which packets visit the nodes."""
+        name = visits[0].node
+        if isinstance(state, UnknownNode):
+            return NodeFlows(name, unread=state.reason)
+        table = state.flows or FlowTable(unread="its flows have not been read")
+        starts_here = any(not visit.route for visit in visits)
+        found = sorted(self._traced(table.flows, state, starts_here), key=_interest)
+        steps = tuple(dict.fromkeys(step for visit in visits for step in visit.steps))
+        with_affinity = any(step.affinity for step in steps)
+        return NodeFlows(
+            name,
+            tuple(found),
+            tuple(dict.fromkeys(self._affinity(state, table, steps))),
+            table.unread or None,
+            (table.unread_lists or table.unread or None) if with_affinity else None,
+        )
+
+    def _traced(self, flows: Iterable[Flow], state: NodeState, starts_here: bool) -> Iterator[TracedFlow]:
+        protocol, clients = self._ends.destination.protocol, self._clients(state)
+        frontends = self._frontends(state)
+        for flow in flows:
+            if flow.protocol.value != protocol:
+                continue
+            source, destination = _ends(flow)
+            to_frontend = destination in frontends
+            between = flow.original.source in clients and (
+                to_frontend or (not starts_here and destination in self._endpoints)
+            )
+            if not between and _Hop(source, destination) not in self._seen:
+                continue
+            endpoint = flow.translated_to or destination
+            self._seen.add(_Hop(flow.source_seen, endpoint))
+            yield TracedFlow(
+                protocol,
+                source,
+                destination,
+                endpoint,
+                self._directory.find(flow.reply.source).pod,
+                flow.source_seen,
+                flow.state,
+                flow.timeout,
+                flow_problem(flow, self._served if to_frontend else None),
+            )
+
+    def _clients(self, state: NodeState) -> Collection[str]:
+        """Return the addresses of the client; a node uses any of its own."""
+        client = self._ends.client
+        if client.kind is LocationKind.NODE and client.node == state.name:
+            return {client.address, *state.node.addresses, *state.network.addresses}
+        return {client.address}
+
+    def _frontends(self, state: NodeState) -> Collection[str]:
+        to = self._ends.destination
+        anywhere = {*state.node.addresses, *state.network.addresses}
+        return {
+            address_and_port(address, to.port)
+            for address in (anywhere if to.address == ANY_LOCAL else {to.address})
+        }
+
+    def _affinity(self, state: NodeState, table: FlowTable, steps: Sequence[Step]) -> Iterator[AffinityEntry]:
+        """Yield where this node's rules would send the client again."""
+        clients = self._clients(state)
+        known = [entry for entry in table.remembered if entry.client in clients]
+        endpoints = {step.chain: step.to for step in steps if step.does == "dnat"}
+        for step in steps:
+            if not step.affinity:
+                continue
+            endpoint = step.to if step.does == "dnat" else endpoints.get(step.to, "")
+            if found := _LIST.search(step.rule):
+                for entry in known:
+                    if entry.list == found[1]:
+                        left = None if entry.age is None else step.affinity - entry.age
+                        if left is None or left > 0:  # the kernel may keep a client for longer
+                            yield AffinityEntry(entry.client, endpoint, entry.list, left)
+            elif found := _SET.search(step.rule):
+                yield from self._in_set(state, SetKey(step.table, found[1]), endpoint, clients)
+
+    def _in_set(
+        self, state: NodeState, key: SetKey, endpoint: str, clients: Collection[str]
+    ) -> Iterator[AffinityEntry]:
+        nftables = state.rules[self._ends.family].nftables
+        elements = nftables.sets[key].elements if nftables and key in nftables.sets else ()
+        for element in elements:
+            client = element_key(element)
+            if isinstance(client, str) and client in clients:
+                match element:
+                    case {"elem": {"expires": int(left)}}:
+                        yield AffinityEntry(client, endpoint, key.name, left)
+                    case _:
+                        yield AffinityEntry(client, endpoint, key.name, None)
+
+
+def _interest(flow: TracedFlow) -> tuple[int, bool, str]:
+    """Return a key that sorts flows with a problem first, then established ones."""
+    return (
+        list(FlowProblem).index(flow.problem) if flow.problem else len(FlowProblem),
+        flow.state,
+        flow.source,
+    )
+
+
+def _ends(flow: Flow) -> _Hop:
+    side = flow.original
+    return _Hop(
+        address_and_port(side.source, side.source_port),
+        address_and_port(side.destination, side.destination_port),
+    )
