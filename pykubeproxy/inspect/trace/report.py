@@ -1,6 +1,5 @@
 """The report of `trace`: where a connection goes, over one or several nodes."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
@@ -19,7 +18,7 @@ from pykubeproxy.inspect.trace.tracked import FlowProblem, NodeFlows, TracedFlow
 from pykubeproxy.report.document import Report
 from pykubeproxy.report.text import GAP, Block, Heading, Row, Section, Sentence, Table, Tone, Verbatim, lines
 from pykubeproxy.rules.iptables_save import without_comment
-from pykubeproxy.wording import TIE, counted, duration, listed, percent
+from pykubeproxy.wording import TIE, counted, duration, listed, percent, tied
 
 _TONES: dict[TraceVerdict, Tone] = {
     TraceVerdict.LIKELY: "good",
@@ -31,16 +30,10 @@ _TONES: dict[TraceVerdict, Tone] = {
 # How many ends, endpoints of a node, nodes, and paths to endpoints the text lists.
 _ENDS, _ENDPOINTS, _NODES, _PATHS = 20, 4, 4, 4
 _FLOWS = 5
-_FLOW_HEADER = ("FROM", "TO", "STATE", "ENDS IN", "")
-_PROBLEMS = {
-    FlowProblem.STALE: "stale",
-    FlowProblem.NOT_TRANSLATED: "not translated",
-    FlowProblem.UNANSWERED: "unanswered",
-}
-_ABOUT = {
-    FlowProblem.STALE: "stale: this endpoint no longer serves",
-    FlowProblem.NOT_TRANSLATED: "not translated: older than the rules",
-    FlowProblem.UNANSWERED: "no answer yet",
+_PROBLEMS: dict[FlowProblem, tuple[str, Tone]] = {
+    FlowProblem.STALE: ("stale: this endpoint no longer serves", "bad"),
+    FlowProblem.NOT_TRANSLATED: ("not translated: older than the rules", "warning"),
+    FlowProblem.UNANSWERED: ("no answer yet", "warning"),
 }
 
 
@@ -171,15 +164,21 @@ def on_node(visits: Sequence[TracedVisit], wide: bool) -> Iterator[Block]:
 
 
 def _tracked(nodes: Sequence[NodeFlows], wide: bool) -> Iterator[Block]:
-    """Yield what nodes remember of connections, a few flows of each unless `wide`."""
+    """Yield what nodes remember of connections: a line for those alike, or for each if `wide`."""
     for node in nodes:
         where = shown_node(node.node)
         if node.unread:
             yield Sentence(f"{where}: unknown: {node.unread}", "warning")
             continue
-        shown = node.flows if wide else node.flows[:_FLOWS]
-        blocks: list[Block] = [Table([_flow_row(flow) for flow in shown], _FLOW_HEADER)] if shown else []
-        if more := len(node.flows) - len(shown):
+        alike: dict[object, list[TracedFlow]] = {}
+        for flow in node.flows:
+            key = (
+                flow.source if wide else (flow.endpoint, flow.state, flow.problem, flow.client == flow.source)
+            )
+            alike.setdefault(key, []).append(flow)
+        rows = [_flows_row(flows) for flows in alike.values()]
+        blocks: list[Block] = [Table(rows if wide else rows[:_FLOWS], right=frozenset({0}))] if rows else []
+        if not wide and (more := sum(map(len, [*alike.values()][_FLOWS:]))):
             blocks.append(Sentence(f"and {more} more (--steps and -o json list all)"))
         for entry in node.affinity:
             left = "" if entry.seconds_left is None else f" for {duration(entry.seconds_left)} more"
@@ -189,23 +188,27 @@ def _tracked(nodes: Sequence[NodeFlows], wide: bool) -> Iterator[Block]:
             blocks.append(
                 Sentence(f"clients with session affinity are unknown: {node.affinity_unread}", "warning")
             )
-        yield Section(Sentence(f"{where}: {_counted_flows(node.flows)}"), blocks)
+        yield Section(Sentence(f"{where}: {counted(len(node.flows), 'connection')}"), blocks)
+    if any(flow.problem is FlowProblem.STALE for node in nodes for flow in node.flows):
+        yield Sentence(
+            "A stale connection stays until one end closes it: restart the client, or delete its entry."
+        )
 
 
-def _counted_flows(flows: Sequence[TracedFlow]) -> str:
-    """Return text such as "3 connections, 1 of them stale"."""
-    problems = Counter(flow.problem for flow in flows if flow.problem)
-    parts = [f"{number} {_PROBLEMS[problem]}" for problem, number in problems.items()]
-    return ", ".join((counted(len(flows), "connection"), *parts))
-
-
-def _flow_row(flow: TracedFlow) -> Row:
-    endpoint = f"{flow.endpoint} ({flow.pod})" if flow.pod else flow.endpoint
-    left = "" if flow.seconds_left is None else duration(flow.seconds_left)
-    about = _ABOUT[flow.problem] if flow.problem else ""
-    seen = f"seen as {flow.client}" if flow.client != flow.source else ""
-    tone: Tone = "bad" if flow.problem is FlowProblem.STALE else "warning" if flow.problem else ""
-    return Row((flow.source, endpoint, flow.state, left, "; ".join(filter(None, (about, seen)))), tone)
+def _flows_row(flows: Sequence[TracedFlow]) -> Row:
+    """Return a row about flows that differ in their sources only."""
+    first = flows[0]
+    problem, tone = _PROBLEMS[first.problem] if first.problem else ("", "")
+    left = [flow.seconds_left for flow in flows if flow.seconds_left is not None]
+    seen = f" (seen as {first.client})" if first.client != first.source else ""
+    parts = (
+        f"to {tied(first.endpoint)}{f' ({first.pod})' if first.pod else ''}",
+        first.state,
+        problem,
+        f"from {first.source}{seen}{f' and {len(flows) - 1} more' if len(flows) > 1 else ''}",
+        tied(f"{duration(max(left))} left") if left else "",
+    )
+    return Row((str(len(flows)), ", ".join(filter(None, parts))), tone)
 
 
 def _path(steps: Sequence[Step]) -> Iterator[Block]:

@@ -258,13 +258,10 @@ class _Tracer:
                         yield AffinityEntry(client, endpoint, key.name, None)
 
 
-def _interest(flow: TracedFlow) -> tuple[int, bool, str]:
+def _interest(flow: TracedFlow) -> tuple[int, bool, str, str]:
     """Return a key that sorts flows with a problem first, then established ones."""
-    return (
-        list(FlowProblem).index(flow.problem) if flow.problem else len(FlowProblem),
-        flow.state,
-        flow.source,
-    )
+    rank = list(FlowProblem).index(flow.problem) if flow.problem else len(FlowProblem)
+    return rank, flow.state != "ESTABLISHED", flow.endpoint, flow.source
 
 
 def _ends(flow: Flow) -> _Hop:
