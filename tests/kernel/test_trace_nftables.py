@@ -7,11 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from pykubeproxy.inspect.connection import Directory, resolve
+from pykubeproxy.inspect.node import NodeRules, NodeState, Origin
 from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
 from pykubeproxy.inspect.packets.rule_set import NOT_KNOWN
 from pykubeproxy.inspect.routes import PacketVerdict
+from pykubeproxy.inspect.targets import parse_destination, parse_source
+from pykubeproxy.inspect.trace.question import trace_on_node
 from pykubeproxy.kernel import Backend, Iptables, Runner, nftables
-from pykubeproxy.objects import Family, address_and_port
+from pykubeproxy.nodes.live import live_flows
+from pykubeproxy.objects import Family, Node, Protocol, address_and_port
 from pykubeproxy.rules.nft_list import NftRuleset, read_nft_lists
 from pykubeproxy.rules.ruleset import Ruleset
 from tests.cases import FIREWALLD, NFT_FOLDER, as_restore_input, nft_list
@@ -140,6 +145,33 @@ def here(text: str) -> str:
     for recorded, renamed in RENAMED.items():
         text = text.replace(recorded, renamed)
     return text
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("backend", [Backend.NFT], ids=["nft"], indirect=True)
+def test_flows_of_kube_proxy_in_nftables_mode(network: LinkedNode, nft: Runner) -> None:
+    """Trace names the flow of a client of a Service with session affinity, and where the client is sent again."""
+    family = Family.IPV4
+    load_list(nft, here(nft_list("affinity").replace('"tcp"', '"udp"')))
+    host = host_of(network, family)
+    place, source = next(one for one in sources(family) if one[0] not in ("node", "outside"))
+    send_all(network, {PacketSpec(place, source, "10.96.1.1", 80, "udp"): False})
+    with network.places["node"].entered():
+        flows = live_flows([family])
+    rules = NodeRules(Ruleset(family, {}), nftables=listed(network, family))
+    state = NodeState(Node(""), Origin("rules"), {family: rules}, host, flows=flows)
+    ends = resolve(
+        parse_source(source, ""), parse_destination("10.96.1.1:80", ""), Directory(""), protocol=Protocol.UDP
+    )
+    (found,) = trace_on_node(state, ends, Directory(""), with_flows=True).tracked or ()
+    assert found.unread is None
+    (flow,) = found.flows
+    assert flow.source.startswith(f"{source}:")
+    assert flow.problem is None
+    (entry,) = found.affinity
+    assert (entry.client, entry.endpoint) == (source, flow.endpoint)
+    assert entry.seconds_left is not None
+    assert 10000 < entry.seconds_left <= 10800
 
 
 @pytest.mark.root

@@ -131,7 +131,8 @@ def tracked(
     served = served_endpoints(directory, ends.name, ends.family) if ends.name else None
     if served is None and chosen:
         served = frozenset(chosen)  # without objects, rules tell
-    tracer = _Tracer(ends, directory, served, chosen | (served or set()))
+    entrance_unread = any(way.others or way.unread for way in ways)
+    tracer = _Tracer(ends, directory, served, chosen | (served or set()), entrance_unread)
     visits: dict[str, list[TracedVisit]] = {}
     for visit in (visit for way in ways for visit in way.visits):
         visits.setdefault(visit.node, []).append(visit)
@@ -150,7 +151,10 @@ class _Hop(NamedTuple):
 
 
 class _Tracer:
-    """Finds the flows of a connection from node to node; it remembers those that it has seen."""
+    """Finds the flows of a connection from node to node; it remembers those that it has seen.
+
+    If `entrance_unread`, a flow to an endpoint may have come through a node whose flows are unknown.
+    """
 
     def __init__(
         self,
@@ -158,11 +162,13 @@ class _Tracer:
         directory: Directory,
         served: Collection[str] | None,
         endpoints: Collection[str],
+        entrance_unread: bool,
     ) -> None:
         self._ends = ends
         self._directory = directory
         self._served = served
         self._endpoints = endpoints
+        self._entrance_unread = entrance_unread
         self._seen: set[_Hop] = set()
 
     def on(self, state: NodeState | UnknownNode, visits: Sequence[TracedVisit]) -> NodeFlows:
@@ -190,11 +196,10 @@ class _Tracer:
             if flow.protocol.value != protocol:
                 continue
             source, destination = _ends(flow)
-            to_frontend = destination in frontends
-            between = flow.original.source in clients and (
-                to_frontend or (not starts_here and destination in self._endpoints)
+            begins = flow.original.source in clients and destination in (
+                self._endpoints if self._entrance_unread and not starts_here else frontends
             )
-            if not between and _Hop(source, destination) not in self._seen:
+            if not begins and _Hop(source, destination) not in self._seen:
                 continue
             endpoint = flow.translated_to or destination
             self._seen.add(_Hop(flow.source_seen, endpoint))
@@ -207,7 +212,7 @@ class _Tracer:
                 flow.source_seen,
                 flow.state,
                 flow.timeout,
-                flow_problem(flow, self._served if to_frontend else None),
+                flow_problem(flow, self._served if destination in frontends else None),
             )
 
     def _clients(self, state: NodeState) -> Collection[str]:
@@ -233,7 +238,7 @@ class _Tracer:
         for step in steps:
             if not step.affinity:
                 continue
-            endpoint = step.to if step.does == "dnat" else endpoints.get(step.to, "")
+            endpoint = endpoints.get(step.rule.split()[-1], "")  # the rule jumps to the chain of the endpoint
             if found := _LIST.search(step.rule):
                 for entry in known:
                     if entry.list == found[1]:
