@@ -13,6 +13,7 @@ from pykubeproxy.agent.observe.events import ApiRecorder, Recorder
 from pykubeproxy.agent.observe.health import Heartbeat
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.status import StatusService
+from pykubeproxy.agent.stale_connections import StaleConnections
 from pykubeproxy.agent.startup import Families, open_families
 from pykubeproxy.agent.stops import ConfigFileWatch, keep_lock, start_thread
 from pykubeproxy.kernel import InstanceLock, watch_addresses
@@ -67,6 +68,11 @@ def run_agent(
         observers.health.watching(watches)
         observers.metrics.cleaning_flows(flows.waiting_seconds)
         observers.metrics.read_dropped_lines(options.dropped_lines)
+        connections = StaleConnections(
+            names,
+            lambda question: service.query(lambda cluster, _: question(cluster)),
+            observers.metrics.stale_connections,
+        )
         watch_addresses(lambda: mailbox.put(AddressesChanged()))
         start_thread("instance-lock", lambda: keep_lock(lock, mailbox.put), mailbox)
         if client:
@@ -77,7 +83,7 @@ def run_agent(
             recorder,
             observers.metrics.firewalls_checked,
         )
-        for worker in (flows, firewalls, config_watch, families.watch):
+        for worker in (flows, connections, firewalls, config_watch, families.watch):
             if worker:
                 start_thread(worker.name, worker.run, mailbox)
         return agent.run()

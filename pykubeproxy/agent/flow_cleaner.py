@@ -12,7 +12,7 @@ import structlog
 from pykubeproxy.agent.observe.service_reports import ENDPOINTS, SYNCS
 from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.kernel import conntrack, network
-from pykubeproxy.kernel.conntrack import UdpFlow
+from pykubeproxy.kernel.conntrack import TrackedFlow
 from pykubeproxy.objects import Family, address_and_port
 from pykubeproxy.services.flows import Flush, NodePortAddresses, StaleFlowFilter, UdpPorts
 
@@ -129,7 +129,7 @@ class FlowCleaner:
             )
 
 
-def _log_deleted(flow: UdpFlow) -> None:
+def _log_deleted(flow: TrackedFlow) -> None:
     source, destination, endpoint = (
         address_and_port(str(ipaddress.ip_address(address)), port)
         for address, port in (flow.source, flow.destination, flow.reply_source)

@@ -21,8 +21,8 @@ AddressAndPort = tuple[bytes, int]
 # linux/netfilter/nfnetlink_conntrack.h
 _GET, _DELETE, _GET_STATS = 1 << 8 | 1, 1 << 8 | 2, 1 << 8 | 5
 _ORIGINAL, _REPLY, _FILTER = 1, 2, 25
-_TUPLE_PROTO, _PROTO_NUM, _FILTER_ORIGINAL_FLAGS, _FILTER_REPLY_FLAGS = 2, 1, 1, 2
-_BY_PROTOCOL = 1 << 3
+_FILTER_ORIGINAL_FLAGS, _FILTER_REPLY_FLAGS = 1, 2
+_BY_SOURCE, _BY_DESTINATION, _BY_PROTOCOL, _BY_PORT = 1 << 0, 1 << 1, 1 << 3, 1 << 5
 _NESTED = 0x8000
 _HEADER = struct.Struct("=HH")  # length, type
 
@@ -59,10 +59,11 @@ _PROTOCOLS = {
     socket.IPPROTO_ICMP: "icmp",
     socket.IPPROTO_ICMPV6: "icmpv6",
 }
+_NUMBERS = {name: number for number, name in _PROTOCOLS.items()}
 _WITH_PORTS = (socket.IPPROTO_TCP, socket.IPPROTO_UDP, _IPPROTO_SCTP)
 
 
-class UdpFlow(NamedTuple):
+class TrackedFlow(NamedTuple):
     """A conntrack entry: source and destination of the first packet before NAT, and the source of the replies.
 
     Without DNAT, `reply_source` is `destination`. `raw` is for `delete`.
@@ -74,30 +75,42 @@ class UdpFlow(NamedTuple):
     raw: bytes
 
 
-def udp_flows(family: Family) -> Iterator[UdpFlow]:
+def udp_flows(family: Family) -> Iterator[TrackedFlow]:
     """Yield the UDP flows of a family in the default conntrack zone.
 
     Flows that start or end meanwhile may come twice or not at all. Raises OSError without CAP_NET_ADMIN or without
     connection tracking.
     """
+    return _flows(family, socket.IPPROTO_UDP)
+
+
+def translated_connections(family: Family) -> Iterator[TrackedFlow]:
+    """Yield the established TCP connections with DNAT, as `udp_flows` does."""
+    for flow in _flows(family, socket.IPPROTO_TCP):
+        translated = flow.reply_source != flow.destination
+        if translated and _state(socket.IPPROTO_TCP, attributes(flow.raw)) == "ESTABLISHED":
+            yield flow
+
+
+def _flows(family: Family, wanted: int) -> Iterator[TrackedFlow]:
     layout = _TUPLE[family]
     size = layout.size
     # In another zone, CTA_TUPLE_ZONE makes the tuple longer, or CTA_ZONE follows both tuples.
     original = _HEADER.pack(size, _ORIGINAL | _NESTED)
     reply = _HEADER.pack(size, _REPLY | _NESTED)
-    for raw in netlink.netfilter_dump(_GET, ADDRESS_FAMILY[family], _protocol_filter(socket.IPPROTO_UDP)):
+    for raw in netlink.netfilter_dump(_GET, ADDRESS_FAMILY[family], _filter(family, wanted)):
         if len(raw) < 2 * size or raw[:4] != original or raw[size : size + 4] != reply:
             continue
         if raw[2 * size + 2 : 2 * size + 4] == struct.pack("=H", _ZONE):
             continue
         source, destination, protocol, source_port, port = layout.unpack_from(raw)
-        if protocol != socket.IPPROTO_UDP:  # Linux before 5.8 ignores the filter
+        if protocol != wanted:  # Linux before 5.8 ignores the filter
             continue
         replier, _, _, reply_port, _ = layout.unpack_from(raw, size)
-        yield UdpFlow((source, source_port), (destination, port), (replier, reply_port), raw)
+        yield TrackedFlow((source, source_port), (destination, port), (replier, reply_port), raw)
 
 
-def delete(flow: UdpFlow) -> bool:
+def delete(flow: TrackedFlow) -> bool:
     """Delete a flow from `udp_flows`. Return whether it still existed. Raises OSError, ValueError for any other flow."""
     family = Family.IPV4 if len(flow.source[0]) == 4 else Family.IPV6
     # A request without a tuple would delete the whole table.
@@ -116,13 +129,30 @@ def load() -> None:
     netlink.netfilter_request(_GET_STATS, 0, socket.AF_UNSPEC, b"")
 
 
-def _protocol_filter(protocol: int) -> bytes:
-    """Return the attributes that limit a dump to one protocol."""
-    number = netlink.attribute(_PROTO_NUM, bytes((protocol,)))
-    original = netlink.attribute(_TUPLE_PROTO | _NESTED, number)
-    flags = netlink.attribute(_FILTER_ORIGINAL_FLAGS, struct.pack("=I", _BY_PROTOCOL))
-    flags += netlink.attribute(_FILTER_REPLY_FLAGS, struct.pack("=I", 0))
-    return netlink.attribute(_ORIGINAL | _NESTED, original) + netlink.attribute(_FILTER | _NESTED, flags)
+def _filter(family: Family, protocol: int, source: str = "", destination: str = "", port: int = 0) -> bytes:
+    """Return the attributes that limit a dump by what is given of the first packet; a port needs a protocol."""
+    addresses = proto = b""
+    flags = 0
+    for address, kind, flag in (
+        (source, _FROM_ADDRESS[family], _BY_SOURCE),
+        (destination, _TO_ADDRESS[family], _BY_DESTINATION),
+    ):
+        if address:
+            addresses += netlink.attribute(kind, ipaddress.ip_address(address).packed)
+            flags |= flag
+    if protocol:
+        proto += netlink.attribute(_NUMBER, bytes((protocol,)))
+        flags |= _BY_PROTOCOL
+    if port:
+        proto += netlink.attribute(_TO_PORT, struct.pack(">H", port))
+        flags |= _BY_PORT
+    if not flags:
+        return b""
+    original = netlink.attribute(_ADDRESSES | _NESTED, addresses) if addresses else b""
+    original += netlink.attribute(_PORTS | _NESTED, proto) if proto else b""
+    both = netlink.attribute(_FILTER_ORIGINAL_FLAGS, struct.pack("=I", flags))
+    both += netlink.attribute(_FILTER_REPLY_FLAGS, struct.pack("=I", 0))
+    return netlink.attribute(_ORIGINAL | _NESTED, original) + netlink.attribute(_FILTER | _NESTED, both)
 
 
 class _CountedEntry(NamedTuple):
@@ -168,17 +198,21 @@ def _entry(family: Family, raw: bytes) -> _CountedEntry:
     return _CountedEntry(protocol, state, replied, destination)
 
 
-def flow_lines(family: Family, protocol: int = 0) -> Iterator[str]:
-    """Yield the entries of TCP, UDP and SCTP, or of one of these, as lines of /proc/net/nf_conntrack.
+def flow_lines(
+    family: Family, protocol: str = "", *, source: str = "", destination: str = "", port: int = 0
+) -> Iterator[str]:
+    """Yield entries of TCP, UDP and SCTP as lines of /proc/net/nf_conntrack, a file that many kernels lack.
 
-    Many kernels lack that file. Raises OSError as `count_entries` does.
+    What is given must match the first packet: the `protocol`, "tcp", "udp" or "sctp", the addresses, and with a protocol
+    the destination `port`. Kernels before Linux 5.8 ignore this and yield all. Raises OSError as `udp_flows` does.
     """
-    limit = _protocol_filter(protocol) if protocol else b""
+    wanted = _NUMBERS[protocol] if protocol else 0
+    limit = _filter(family, wanted, source, destination, port)
     for raw in netlink.netfilter_dump(_GET, ADDRESS_FAMILY[family], limit):
         fields = attributes(raw)
         original, reply = attributes(fields.get(_ORIGINAL, b"")), attributes(fields.get(_REPLY, b""))
         number = attributes(original.get(_PORTS, b"")).get(_NUMBER, b"\0")[0]
-        if number not in _WITH_PORTS or protocol not in (0, number):
+        if number not in _WITH_PORTS:
             continue
         status = int.from_bytes(fields.get(_STATUS, b""), "big")
         # Without a timeout, hardware forwards the packets.

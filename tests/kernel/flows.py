@@ -16,7 +16,13 @@ POD = {Family.IPV4: "10.244.0.5", Family.IPV6: "fd24::5"}
 
 
 def insert(
-    runner: Runner, source: str, destination: str, answered_by: str = "", protocol: str = "udp", zone: int = 0
+    runner: Runner,
+    source: str,
+    destination: str,
+    answered_by: str = "",
+    protocol: str = "udp",
+    zone: int = 0,
+    state: str = "ESTABLISHED",
 ) -> None:
     """Create a flow; ends are "IP PORT". Without `answered_by` it has no NAT."""
     (src, sport), (dst, port) = source.split(), destination.split()
@@ -34,7 +40,7 @@ def insert(
         "--reply-port-dst",
         sport,
     ]
-    command += ["--state", "ESTABLISHED"] if protocol in ("tcp", "sctp") else []
+    command += ["--state", state] if protocol in ("tcp", "sctp") else []
     command += ["--orig-vtag", "1", "--reply-vtag", "2"] if protocol == "sctp" else []
     command += ["-w", str(zone)] if zone else []
     outcome = runner.run(command)

@@ -3,7 +3,6 @@
 import errno
 import ipaddress
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -126,7 +125,7 @@ def test_lines_of_flows_say_what_conntrack_prints(inside: str, runner: Runner, f
 
     assert without_timeout(read) == without_timeout(printed)
     assert all(590 < flow.timeout <= 600 for flow in read if flow.timeout is not None)
-    (tcp,) = parse_flows("\n".join(conntrack.flow_lines(family, socket.IPPROTO_TCP)))
+    (tcp,) = parse_flows("\n".join(conntrack.flow_lines(family, "tcp")))
     assert tcp.state == "ESTABLISHED"
 
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from pykubeproxy.agent import flow_cleaner as flows
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.report import SyncReport
-from pykubeproxy.kernel.conntrack import UdpFlow
+from pykubeproxy.kernel.conntrack import TrackedFlow
 from pykubeproxy.objects import Deleted, EndpointPort, Event, Family, Kind, Port, Protocol, Updated
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.services.flows import AddressAndPort, NodePortAddresses
@@ -44,21 +44,21 @@ class Table:
     """A pretended conntrack table: what is listed may do something, or fail, on the way."""
 
     def __init__(self) -> None:
-        self.flows: list[UdpFlow | OSError | Callable[[], object]] = []
-        self.deleted: list[UdpFlow] = []
+        self.flows: list[TrackedFlow | OSError | Callable[[], object]] = []
+        self.deleted: list[TrackedFlow] = []
         self.listings = 0
 
-    def udp_flows(self, family: Family) -> Iterator[UdpFlow]:
+    def udp_flows(self, family: Family) -> Iterator[TrackedFlow]:
         self.listings += 1
         for entry in self.flows:
             if isinstance(entry, OSError):
                 raise entry
-            if isinstance(entry, UdpFlow):
+            if isinstance(entry, TrackedFlow):
                 yield entry
             else:
                 entry()
 
-    def delete(self, flow: UdpFlow) -> bool:
+    def delete(self, flow: TrackedFlow) -> bool:
         self.deleted.append(flow)
         return True
 
@@ -67,9 +67,9 @@ def end(address: str, port: int) -> AddressAndPort:
     return ipaddress.ip_address(address).packed, port
 
 
-def flow(answered_by: str, port: int = 4000) -> UdpFlow:
+def flow(answered_by: str, port: int = 4000) -> TrackedFlow:
     """A flow to the service dns."""
-    return UdpFlow(end("10.1.0.1", port), end("10.96.0.53", 53), end(answered_by, 53), b"")
+    return TrackedFlow(end("10.1.0.1", port), end("10.96.0.53", 53), end(answered_by, 53), b"")
 
 
 @pytest.fixture
