@@ -32,11 +32,12 @@ _TUPLE = {
     family: struct.Struct(f">4x4x4x{size}s4x{size}s4x4xB3x4xH2x4xH2x")
     for family, size in ((Family.IPV4, 4), (Family.IPV6, 16))
 }
-_STATUS, _PROTOCOL_INFO, _TIMEOUT, _MARK, _ZONE = 3, 4, 7, 8, 18
-_ADDRESSES, _PORTS, _TUPLE_ZONE = 1, 2, 3
+_STATUS, _PROTOCOL_INFO, _TIMEOUT, _MARK = 3, 4, 7, 8
+_ZONE = struct.pack("=H", 18)
+_ADDRESSES, _PORTS = 1, 2
 _TO_ADDRESS = {Family.IPV4: 2, Family.IPV6: 4}
 _FROM_ADDRESS = {Family.IPV4: 1, Family.IPV6: 3}
-_NUMBER, _FROM_PORT, _TO_PORT = 1, 2, 3
+_NUMBER, _TO_PORT = 1, 3
 _TCP_INFO, _SCTP_INFO, _STATE = 1, 3, 1
 # linux/netfilter/nf_conntrack_common.h
 _SEEN_REPLY, _ASSURED, _DST_NAT = 1 << 1, 1 << 2, 1 << 5
@@ -93,21 +94,29 @@ def translated_connections(family: Family) -> Iterator[TrackedFlow]:
 
 
 def _flows(family: Family, wanted: int) -> Iterator[TrackedFlow]:
+    for raw, original, reply in _in_default_zone(family, _filter(family, wanted)):
+        source, destination, protocol, source_port, port = original
+        if protocol == wanted:  # Linux before 5.8 ignores the filter
+            replier, _, _, reply_port, _ = reply
+            yield TrackedFlow((source, source_port), (destination, port), (replier, reply_port), raw)
+
+
+# Source and destination address, protocol, source and destination port.
+_Tuple = tuple[bytes, bytes, int, int, int]
+
+
+def _in_default_zone(family: Family, limit: bytes) -> Iterator[tuple[bytes, _Tuple, _Tuple]]:
+    """Yield the entries of protocols with ports, each with its tuples of both directions."""
     layout = _TUPLE[family]
     size = layout.size
     # In another zone, CTA_TUPLE_ZONE makes the tuple longer, or CTA_ZONE follows both tuples.
     original = _HEADER.pack(size, _ORIGINAL | _NESTED)
     reply = _HEADER.pack(size, _REPLY | _NESTED)
-    for raw in netlink.netfilter_dump(_GET, ADDRESS_FAMILY[family], _filter(family, wanted)):
+    for raw in netlink.netfilter_dump(_GET, ADDRESS_FAMILY[family], limit):
         if len(raw) < 2 * size or raw[:4] != original or raw[size : size + 4] != reply:
             continue
-        if raw[2 * size + 2 : 2 * size + 4] == struct.pack("=H", _ZONE):
-            continue
-        source, destination, protocol, source_port, port = layout.unpack_from(raw)
-        if protocol != wanted:  # Linux before 5.8 ignores the filter
-            continue
-        replier, _, _, reply_port, _ = layout.unpack_from(raw, size)
-        yield TrackedFlow((source, source_port), (destination, port), (replier, reply_port), raw)
+        if raw[2 * size + 2 : 2 * size + 4] != _ZONE:
+            yield raw, layout.unpack_from(raw), layout.unpack_from(raw, size)
 
 
 def delete(flow: TrackedFlow) -> bool:
@@ -185,7 +194,8 @@ def count_entries(family: Family) -> ConntrackCounts:
 def _entry(family: Family, raw: bytes) -> _CountedEntry:
     fields = attributes(raw)
     original = attributes(fields.get(_ORIGINAL, b""))
-    number = attributes(original.get(_PORTS, b"")).get(_NUMBER, b"\0")[0]
+    ports = attributes(original.get(_PORTS, b""))
+    number = ports.get(_NUMBER, b"\0")[0]
     protocol = _PROTOCOLS.get(number, str(number))
     status = int.from_bytes(fields.get(_STATUS, b""), "big")
     replied = bool(status & _SEEN_REPLY)
@@ -194,51 +204,41 @@ def _entry(family: Family, raw: bytes) -> _CountedEntry:
         state = _state(number, fields)
     destination = ""
     if status & _DST_NAT:
-        destination = address_and_port(*_address(original, _TO_ADDRESS[family], _TO_PORT))
+        address = attributes(original.get(_ADDRESSES, b"")).get(_TO_ADDRESS[family], b"")
+        (port,) = struct.unpack(">H", ports.get(_TO_PORT, b"\0\0")[:2])
+        destination = address_and_port(str(ipaddress.ip_address(address)), port)
     return _CountedEntry(protocol, state, replied, destination)
 
 
 def flow_lines(
     family: Family, protocol: str = "", *, source: str = "", destination: str = "", port: int = 0
 ) -> Iterator[str]:
-    """Yield entries of TCP, UDP and SCTP as lines of /proc/net/nf_conntrack, a file that many kernels lack.
+    """Yield the TCP, UDP and SCTP flows of a family in the default zone, as lines of /proc/net/nf_conntrack.
 
-    What is given must match the first packet: the `protocol`, "tcp", "udp" or "sctp", the addresses, and with a protocol
-    the destination `port`. Kernels before Linux 5.8 ignore this and yield all. Raises OSError as `udp_flows` does.
+    Many kernels lack that file. What is given must match the first packet: the `protocol`, "tcp", "udp" or "sctp", the
+    addresses, and with a protocol the destination `port`. Kernels before Linux 5.8 ignore this and yield all. Raises
+    OSError as `udp_flows` does.
     """
-    wanted = _NUMBERS[protocol] if protocol else 0
-    limit = _filter(family, wanted, source, destination, port)
-    for raw in netlink.netfilter_dump(_GET, ADDRESS_FAMILY[family], limit):
-        fields = attributes(raw)
-        original, reply = attributes(fields.get(_ORIGINAL, b"")), attributes(fields.get(_REPLY, b""))
-        number = attributes(original.get(_PORTS, b"")).get(_NUMBER, b"\0")[0]
+    limit = _filter(family, _NUMBERS[protocol] if protocol else 0, source, destination, port)
+    domain = ADDRESS_FAMILY[family]
+    for raw, *directions in _in_default_zone(family, limit):
+        number = directions[0][2]
         if number not in _WITH_PORTS:
             continue
+        fields = attributes(raw)
         status = int.from_bytes(fields.get(_STATUS, b""), "big")
         # Without a timeout, hardware forwards the packets.
         timeout = f"{int.from_bytes(fields[_TIMEOUT], 'big')} " if _TIMEOUT in fields else ""
         state = f"{_state(number, fields)} " if number in _STATES else ""
-        mark, zone = (int.from_bytes(fields.get(key, b""), "big") for key in (_MARK, _ZONE))
-        yield (
-            f"{family.value.lower()} {int(ADDRESS_FAMILY[family])} {_PROTOCOLS[number]} {number} {timeout}{state}"
-            f"{_direction(family, original)}{'' if status & _SEEN_REPLY else '[UNREPLIED] '}"
-            f"{_direction(family, reply)}{'[ASSURED] ' if status & _ASSURED else ''}mark={mark} zone={zone}"
+        original, reply = (
+            f"src={socket.inet_ntop(domain, one[0])} dst={socket.inet_ntop(domain, one[1])} sport={one[3]} dport={one[4]} "
+            for one in directions
         )
-
-
-def _direction(family: Family, side: dict[int, bytes]) -> str:
-    source, source_port = _address(side, _FROM_ADDRESS[family], _FROM_PORT)
-    destination, port = _address(side, _TO_ADDRESS[family], _TO_PORT)
-    zone = int.from_bytes(side.get(_TUPLE_ZONE, b""), "big")
-    of_zone = f"zone-orig={zone} " if zone else ""
-    return f"src={source} dst={destination} sport={source_port} dport={port} {of_zone}"
-
-
-def _address(side: dict[int, bytes], address: int, port: int) -> tuple[str, int]:
-    """Return the address and port of a tuple that these attributes have."""
-    packed = attributes(side.get(_ADDRESSES, b"")).get(address, b"")
-    number = attributes(side.get(_PORTS, b"")).get(port, b"")[:2]
-    return str(ipaddress.ip_address(packed)), int.from_bytes(number, "big")
+        yield (
+            f"{family.value.lower()} {int(domain)} {_PROTOCOLS[number]} {number} {timeout}{state}"
+            f"{original}{'' if status & _SEEN_REPLY else '[UNREPLIED] '}"
+            f"{reply}{'[ASSURED] ' if status & _ASSURED else ''}mark={int.from_bytes(fields.get(_MARK, b''), 'big')}"
+        )
 
 
 def _state(number: int, fields: dict[int, bytes]) -> str:
