@@ -1,6 +1,7 @@
 """`explain`: show which endpoints a Service uses on nodes, and why."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -38,8 +39,10 @@ from pykubeproxy.cli.sources import (
 )
 from pykubeproxy.cli.terminal import click_errors, echo_line, echo_notes
 from pykubeproxy.config import Config, load
-from pykubeproxy.inspect.explain.model import RulesAgreement, agreement, explain_nodes
+from pykubeproxy.inspect.explain.model import PortExplanation, RulesAgreement, agreement, explain_nodes
+from pykubeproxy.inspect.explain.notes import stale_flow_notes
 from pykubeproxy.inspect.explain.report import explain_report
+from pykubeproxy.inspect.flows import served_endpoints
 from pykubeproxy.inspect.node import NodeState, Question
 from pykubeproxy.inspect.targets import InvalidTarget, ServiceFilter, parse_service
 from pykubeproxy.nodes.agent import agent_state
@@ -47,6 +50,7 @@ from pykubeproxy.nodes.objects import KnownObjects, agent_objects, bundle_object
 from pykubeproxy.objects import Family, Node
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import frontends
 from pykubeproxy.services.selection import NodeTopology
 from pykubeproxy.wording import suggestion
 
@@ -90,7 +94,8 @@ def explain(
 
     SERVICE has the form [NAMESPACE/]NAME, svc/[NAMESPACE/]NAME or NAME.NAMESPACE, PORT is the name or number of a port.
     With --node or --zone, explain for that node or zone and for this node, together if both use the same endpoints. This
-    reads objects, not live rules (see dump-rules), so it needs no root.
+    reads objects, not live rules (see dump-rules), so it needs no root. As root, it also names connections of this node
+    that stay on endpoints which no longer serve.
 
     By default, objects and configuration come from the agent on this node. With -f, objects come from files. With flags
     of `run`, or if no agent answers, they come from the API server. With --bundle, they come from a file about another
@@ -130,7 +135,30 @@ def explain(
             },
             families,
         )
-    emit(explain_report(found, nodes, quarantined={} if there else known.quarantined), output)
+    no_node = there is not None or filename is not None or bool(flags)
+    emit(
+        explain_report(
+            found,
+            nodes,
+            quarantined={} if there else known.quarantined,
+            more_notes=(lambda _: ()) if no_node else partial(_stale_flows, known.cluster, bundle),
+        ),
+        output,
+    )
+
+
+def _stale_flows(cluster: Cluster, bundle: "Bundle | None", port: PortExplanation) -> Iterator[str]:
+    """Yield which connections of the node stay on endpoints that no longer serve, if conntrack can be read."""
+    from pykubeproxy.nodes.live import live_flows_to
+    from pykubeproxy.nodes.saved import bundled_flows
+
+    flows = (
+        bundled_flows(bundle).flows
+        if bundle
+        else live_flows_to(port.family, port.port.protocol, frontends(port.port))
+    )
+    served = served_endpoints(cluster.slices_of(port.name.service_key, port.family), port.name, port.family)
+    return stale_flow_notes(port, served, (flow for flow in flows if flow.family is port.family))
 
 
 def _inferred(bundle: "Bundle", node: Node) -> Mapping[Family, RuleContext]:

@@ -3,15 +3,17 @@
 Read from what `conntrack -L`, /proc/net/nf_conntrack and /proc/net/xt_recent/ print, wherever it was printed.
 """
 
+import enum
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 
 import msgspec
 
-from pykubeproxy.objects import Family, Protocol, address_and_port, family_of
+from pykubeproxy.objects import EndpointSlice, Family, Protocol, address_and_port, family_of
+from pykubeproxy.services.ports import PortName
 
 _TUPLE = (
     r"src=(?P<{0}_source>\S+) dst=(?P<{0}_to>\S+) sport=(?P<{0}_source_port>\d+) dport=(?P<{0}_to_port>\d+)"
@@ -170,3 +172,42 @@ def _side(found: re.Match[str], name: str) -> FlowSide:
 def _canonical(address: str) -> str:
     """Return an address in its short form; /proc/net/nf_conntrack has all digits of an IPv6 address."""
     return str(ipaddress.ip_address(address))
+
+
+class FlowProblem(enum.Enum):
+    """What is wrong with a flow.
+
+    - STALE: its endpoint no longer serves the port; it stays there until an end closes it
+    - NOT_TRANSLATED: it goes to the Service's address itself, as it began without rules
+    - UNANSWERED: its receiver has not answered
+    """
+
+    STALE = "stale"
+    NOT_TRANSLATED = "not-translated"
+    UNANSWERED = "unanswered"
+
+
+def served_endpoints(slices: Iterable[EndpointSlice], name: PortName, family: Family) -> frozenset[str]:
+    """Return the endpoints in EndpointSlices of a Service that may serve a port, as "IP:PORT".
+
+    An endpoint without new traffic (terminating, or meant for other zones) keeps its connections while it serves.
+    """
+    return frozenset(
+        address_and_port(endpoint.address, port.port)
+        for slice_ in slices
+        if slice_.family is family
+        for port in slice_.ports
+        if port.port and port.name == name.port and port.protocol.value == name.protocol
+        for endpoint in slice_.endpoints
+        if endpoint.ready or endpoint.serving
+    )
+
+
+def flow_problem(flow: Flow, served: Collection[str] | None) -> FlowProblem | None:
+    """Return what is wrong with a flow; `served` are the endpoints of the frontend that it goes to, None if unknown."""
+    if served is not None and not flow.ending:
+        if not flow.translated_to:
+            return FlowProblem.NOT_TRANSLATED if served else None
+        if flow.translated_to not in served:
+            return FlowProblem.STALE
+    return FlowProblem.UNANSWERED if flow.unanswered else None

@@ -7,7 +7,7 @@ import msgspec
 
 from pykubeproxy import kernel
 from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS
-from pykubeproxy.inspect.flows import FlowTable, parse_flow_table
+from pykubeproxy.inspect.flows import Flow, FlowTable, parse_flow_table, parse_flows
 from pykubeproxy.inspect.node import (
     NodeRules,
     NodeState,
@@ -22,12 +22,13 @@ from pykubeproxy.inspect.targets import ServiceFilter
 from pykubeproxy.kernel import TABLES, Backend, Iptables, KernelError, conntrack, nftables, recent, system
 from pykubeproxy.kernel.network import routes
 from pykubeproxy.nodes import host_name
-from pykubeproxy.objects import Family, Node
+from pykubeproxy.objects import Family, Node, Protocol
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.nft_list import NftRuleset, read_nft_lists
 from pykubeproxy.rules.save_files import InvalidSave
 from pykubeproxy.rules.skeleton import NAT_SERVICES
+from pykubeproxy.services.ports import ANY_LOCAL, Frontend
 from pykubeproxy.wording import listed
 
 _ELSEWHERE = "or read rules from a file with --rules or --bundle"
@@ -115,6 +116,19 @@ def live_flows(families: Iterable[Family] = Family) -> FlowTable:
     """Return what this kernel remembers of connections of these families."""
     lines, unread, unread_lists = live_flow_lines(families)
     return parse_flow_table("\n".join(lines), unread, unread_lists)
+
+
+def live_flows_to(family: Family, protocol: Protocol, frontends: Iterable[Frontend]) -> list[Flow]:
+    """Return the flows of this node to some frontends; none if they cannot be read."""
+    lines: list[str] = []
+    try:
+        for frontend in frontends:
+            address = "" if frontend.address == ANY_LOCAL else frontend.address
+            name = protocol.value.lower()
+            lines += conntrack.flow_lines(family, name, destination=address, port=frontend.port)
+    except OSError:
+        return []
+    return parse_flows("\n".join(lines))
 
 
 def live_flow_lines(families: Iterable[Family] = Family) -> tuple[list[str], str, str]:

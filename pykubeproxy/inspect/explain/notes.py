@@ -1,12 +1,13 @@
 """What `explain` says about a Service and its ports besides their endpoints."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pykubeproxy.inspect.explain.model import Explanation, PortExplanation
+from pykubeproxy.inspect.flows import Flow, FlowProblem, flow_problem
 from pykubeproxy.inspect.routes import Policy
 from pykubeproxy.objects import Family, address_and_port
 from pykubeproxy.rules.iptables_save import parse_rule
-from pykubeproxy.services.ports import Frontend, ServiceSkipReason, frontends
+from pykubeproxy.services.ports import ANY_LOCAL, Frontend, ServiceSkipReason, frontends
 from pykubeproxy.wording import listed, period, plural
 
 
@@ -59,6 +60,29 @@ def notes(explanation: PortExplanation, *, settings_known: bool = True) -> Itera
                 else "For traffic from outside, the node's address replaces the client's, because the endpoint may"
                 " be on another node (externalTrafficPolicy Cluster)."
             )
+
+
+def stale_flow_notes(
+    explanation: PortExplanation, served: Collection[str], flows: Iterable[Flow]
+) -> Iterator[str]:
+    """Yield on which endpoints that no longer serve connections of this node stay."""
+    port = explanation.port
+    to = {(frontend.address, frontend.port) for frontend in frontends(port)}
+    stale: dict[str, list[Flow]] = {}
+    for flow in flows:
+        side = flow.original
+        known = not to.isdisjoint(
+            ((side.destination, side.destination_port), (ANY_LOCAL, side.destination_port))
+        )
+        if flow.protocol is port.protocol and known and flow_problem(flow, served) is FlowProblem.STALE:
+            stale.setdefault(flow.translated_to, []).append(flow)
+    for endpoint, some in sorted(stale.items()):
+        stay = "connection stays" if len(some) == 1 else "connections stay"
+        client = address_and_port(some[0].original.source, some[0].original.source_port)
+        yield (
+            f"On this node, {len(some)} {stay} on {endpoint}, which no longer serves, such as that from {client}: restart"
+            " the client, or see `pykubeproxy trace --conntrack`."
+        )
 
 
 def service_notes(explanation: Explanation) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The report of `explain`: which endpoints a Service uses on one or several nodes, and why."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -164,16 +164,25 @@ def explain_report(
     *,
     quarantined: Quarantined | None = None,
     settings_known: bool = True,
+    more_notes: Callable[[PortExplanation], Iterable[str]] = lambda _: (),
 ) -> ExplainReport:
-    """Return the report of explained Services. Without known settings, notes that depend on them are left out."""
+    """Return the report of explained Services. Without known settings, notes that depend on them are left out.
+
+    `more_notes` returns what else is known about a port.
+    """
     return ExplainReport(
         nodes=explained_nodes(nodes),
-        services=[_service(service, quarantined or {}, settings_known) for service in services],
+        services=[_service(service, quarantined or {}, settings_known, more_notes) for service in services],
         rules=rules,
     )
 
 
-def _service(explanation: Explanation, quarantined: Quarantined, settings_known: bool) -> ExplainedService:
+def _service(
+    explanation: Explanation,
+    quarantined: Quarantined,
+    settings_known: bool,
+    more_notes: Callable[[PortExplanation], Iterable[str]],
+) -> ExplainedService:
     return ExplainedService(
         namespace=explanation.service.namespace,
         name=explanation.service.name,
@@ -183,7 +192,7 @@ def _service(explanation: Explanation, quarantined: Quarantined, settings_known:
             for family, reason in explanation.skipped.items()
         ],
         skipped_values=[*_skipped_values(explanation)],
-        ports=[_port(port, quarantined, settings_known) for port in explanation.ports],
+        ports=[_port(port, quarantined, settings_known, more_notes(port)) for port in explanation.ports],
     )
 
 
@@ -197,7 +206,9 @@ def _skipped_values(explanation: Explanation) -> Iterator[SkippedValue]:
             yield SkippedValue(field, ip, port.port, reason.value)
 
 
-def _port(port: PortExplanation, quarantined: Quarantined, settings_known: bool) -> ExplainedPort:
+def _port(
+    port: PortExplanation, quarantined: Quarantined, settings_known: bool, more_notes: Iterable[str]
+) -> ExplainedPort:
     reason = quarantined.get((port.family, port.name), "")
     return ExplainedPort(
         port=port.name.port,
@@ -215,7 +226,7 @@ def _port(port: PortExplanation, quarantined: Quarantined, settings_known: bool)
         health_check_node_port=port.port.health_check_node_port or None,
         quarantined=bool(reason),
         destinations=[*summary(port, reason, settings_known=settings_known)],
-        notes=[*notes(port, settings_known=settings_known)],
+        notes=[*notes(port, settings_known=settings_known), *more_notes],
     )
 
 

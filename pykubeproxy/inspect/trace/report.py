@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from pykubeproxy.inspect.connection import Location, TracedDestination
+from pykubeproxy.inspect.flows import FlowProblem
 from pykubeproxy.inspect.packets.walk import Step
 from pykubeproxy.inspect.trace.conclusion import (
     Answer,
@@ -14,7 +15,7 @@ from pykubeproxy.inspect.trace.conclusion import (
     verdict,
 )
 from pykubeproxy.inspect.trace.journey import TracedVisit, TracedWay, shown_node
-from pykubeproxy.inspect.trace.tracked import FlowProblem, NodeFlows, TracedFlow
+from pykubeproxy.inspect.trace.tracked import NodeFlows, TracedFlow
 from pykubeproxy.report.document import Report
 from pykubeproxy.report.text import GAP, Block, Heading, Row, Section, Sentence, Table, Tone, Verbatim, lines
 from pykubeproxy.rules.iptables_save import without_comment

@@ -3,7 +3,6 @@
 Flows are found where they begin, and followed to the next nodes by the addresses and ports after NAT.
 """
 
-import enum
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -11,30 +10,17 @@ from typing import NamedTuple
 import msgspec
 
 from pykubeproxy.inspect.connection import Directory, LocationKind, ResolvedConnection
-from pykubeproxy.inspect.flows import Flow, FlowTable
+from pykubeproxy.inspect.flows import Flow, FlowProblem, FlowTable, flow_problem, served_endpoints
 from pykubeproxy.inspect.node import NodeState, UnknownNode
 from pykubeproxy.inspect.packets.walk import Step
 from pykubeproxy.inspect.trace.journey import ReadNodes, TracedVisit, TracedWay
-from pykubeproxy.objects import Family, address_and_port
+from pykubeproxy.objects import address_and_port
 from pykubeproxy.rules.nft_list import SetKey, element_key
-from pykubeproxy.services.ports import ANY_LOCAL, PortName
+from pykubeproxy.services.ports import ANY_LOCAL
 
 # The list of a rule of iptables, and the set of a rule of kube-proxy's nftables mode.
 _LIST = re.compile(r"--name (\S+)")
 _SET = re.compile(r"@(affinity-\S+)")
-
-
-class FlowProblem(enum.Enum):
-    """What is wrong with a flow.
-
-    - STALE: its endpoint no longer serves the port; it stays there until an end closes it
-    - NOT_TRANSLATED: it goes to the Service's address itself, as it began without rules
-    - UNANSWERED: its receiver has not answered
-    """
-
-    STALE = "stale"
-    NOT_TRANSLATED = "not-translated"
-    UNANSWERED = "unanswered"
 
 
 class TracedFlow(msgspec.Struct, frozen=True, rename="camel"):
@@ -86,38 +72,6 @@ class NodeFlows(msgspec.Struct, frozen=True, rename="camel"):
     affinity_unread: str | None = None
 
 
-def served_endpoints(directory: Directory, name: PortName, family: Family) -> frozenset[str] | None:
-    """Return the endpoints that may serve a service port, as "IP:PORT"; None if no EndpointSlice is known.
-
-    An endpoint without new traffic (terminating, or meant for other zones) keeps its connections while it serves.
-    """
-    slices = [
-        slice_
-        for slice_ in directory.slices
-        if slice_.service_key == name.service_key and slice_.family is family
-    ]
-    if not slices and directory.service(name.service_key) is None:
-        return None
-    return frozenset(
-        address_and_port(endpoint.address, port.port)
-        for slice_ in slices
-        for port in slice_.ports
-        if port.port and port.name == name.port and port.protocol.value == name.protocol
-        for endpoint in slice_.endpoints
-        if endpoint.ready or endpoint.serving
-    )
-
-
-def flow_problem(flow: Flow, served: Collection[str] | None) -> FlowProblem | None:
-    """Return what is wrong with a flow to a frontend; `served` are its endpoints, None if it needs no NAT."""
-    if served is not None and not flow.ending:
-        if not flow.translated_to:
-            return FlowProblem.NOT_TRANSLATED if served else None
-        if flow.translated_to not in served:
-            return FlowProblem.STALE
-    return FlowProblem.UNANSWERED if flow.unanswered else None
-
-
 def tracked(
     ends: ResolvedConnection, directory: Directory, ways: Sequence[TracedWay], read: ReadNodes
 ) -> tuple[NodeFlows, ...]:
@@ -128,7 +82,7 @@ def tracked(
         for end in way.ends
         if end.translated_on is not None
     }
-    served = served_endpoints(directory, ends.name, ends.family) if ends.name else None
+    served = _served(directory, ends)
     if served is None and chosen:
         served = frozenset(chosen)  # without objects, rules tell
     entrance_unread = any(way.others or way.unread for way in ways)
@@ -261,6 +215,14 @@ class _Tracer:
                         yield AffinityEntry(client, endpoint, key.name, left)
                     case _:
                         yield AffinityEntry(client, endpoint, key.name, None)
+
+
+def _served(directory: Directory, ends: ResolvedConnection) -> frozenset[str] | None:
+    """Return the endpoints of the service port; None if no EndpointSlices are known, as where names come from rules."""
+    if ends.name is None or not directory.slices:
+        return None
+    slices = [slice_ for slice_ in directory.slices if slice_.service_key == ends.name.service_key]
+    return served_endpoints(slices, ends.name, ends.family)
 
 
 def _interest(flow: TracedFlow) -> tuple[int, bool, str, str]:

@@ -5,12 +5,12 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from pykubeproxy.inspect.connection import ResolvedConnection, resolve
-from pykubeproxy.inspect.flows import FlowTable, parse_flow_table
+from pykubeproxy.inspect.flows import FlowProblem, FlowTable, parse_flow_table
 from pykubeproxy.inspect.node import NodeState, UnknownNode
 from pykubeproxy.inspect.targets import parse_destination, parse_source
 from pykubeproxy.inspect.trace.question import trace_in_cluster
 from pykubeproxy.inspect.trace.report import TraceReport
-from pykubeproxy.inspect.trace.tracked import FlowProblem, NodeFlows
+from pykubeproxy.inspect.trace.tracked import NodeFlows
 from pykubeproxy.objects import Protocol
 from pykubeproxy.report.text import text
 from tests.fakes.three_nodes import ThreeNodes
@@ -101,6 +101,12 @@ def test_a_flow_is_followed_to_the_next_node_by_its_addresses_after_nat() -> Non
     )
     (here,) = on(report, "node1").flows
     assert here.client == "192.168.99.10:50000"
+
+
+def test_a_connection_to_a_service_without_endpoints_is_stale() -> None:
+    """No endpoint serves, so the one of the connection does not."""
+    nodes = TrackingNodes("no-endpoints", node1=parse_flow_table(entry()))
+    assert [flow.problem for flow in on(nodes.traced(), "node1").flows] == [FlowProblem.STALE]
 
 
 def test_a_flow_without_nat_is_named() -> None:
