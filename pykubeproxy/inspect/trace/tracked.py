@@ -26,13 +26,15 @@ _SET = re.compile(r"@(affinity-\S+)")
 class TracedFlow(msgspec.Struct, frozen=True, rename="camel"):
     """A tracked connection on one node. Addresses have ports.
 
+    - `protocol`: "TCP", "UDP" or "SCTP"
     - `source`, `destination`: of the client's packets before this node's NAT
     - `endpoint`: the destination after it
     - `pod`: NAMESPACE/NAME at the endpoint, or null
     - `client`: the source that the receiver sees
     - `state`: of TCP and SCTP, such as "ESTABLISHED"; "" for UDP
     - `seconds_left`: until the entry ends if no packet comes; null if hardware forwards the packets
-    - `problem`: "stale", "not-translated", "unanswered", or null
+    - `problem`: "stale" if the endpoint no longer serves, "not-translated" if rules should have chosen an endpoint,
+      "unanswered", or null
     """
 
     protocol: str
@@ -49,6 +51,8 @@ class TracedFlow(msgspec.Struct, frozen=True, rename="camel"):
 class AffinityEntry(msgspec.Struct, frozen=True, rename="camel"):
     """A client that session affinity sends to one endpoint.
 
+    - `client`: its address
+    - `endpoint`: IP:PORT
     - `list`: the list of iptables or the set of nftables that remembers the client
     - `seconds_left`: until it forgets the client, if no connection comes; null if unknown
     """
@@ -60,8 +64,11 @@ class AffinityEntry(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class NodeFlows(msgspec.Struct, frozen=True, rename="camel"):
-    """What one node remembers of connections between the two ends, those with a problem first.
+    """What one node remembers of connections between the two ends.
 
+    - `node`: its name, "" if unknown
+    - `flows`: the connections, those with a problem first
+    - `affinity`: where session affinity sends the client
     - `unread`, `affinity_unread`: why this is unknown, and what to do; or null
     """
 
