@@ -129,8 +129,9 @@ def bundle(output: str | None, url: str, with_flows: bool) -> None:
     group=OUTPUT,
 )
 @node_option
+@_flows_option
 @cluster_options
-def bundle_of_nodes(output: Path, nodes: tuple[str, ...], cluster: ClusterOptions) -> None:
+def bundle_of_nodes(output: Path, nodes: tuple[str, ...], with_flows: bool, cluster: ClusterOptions) -> None:
     """Save rules, settings and objects of nodes, each in one tar.gz, for others to inspect.
 
     A pod of pykubeproxy makes the same bundle as `pykubeproxy bundle` on its node. With a pod of kube-proxy, a bundle has
@@ -138,7 +139,8 @@ def bundle_of_nodes(output: Path, nodes: tuple[str, ...], cluster: ClusterOption
     Services and EndpointSlices of the cluster. Other commands read bundles with --bundle, without access to the cluster.
     Standard output names the files.
 
-    A bundle has no tokens, Secrets, annotations or contents of a kubeconfig. A node that cannot be read is named on
+    A bundle has no tokens, Secrets, annotations or contents of a kubeconfig, and without --flows no addresses of clients.
+    A node that cannot be read is named on
     standard error.
 
     \b
@@ -155,7 +157,7 @@ def bundle_of_nodes(output: Path, nodes: tuple[str, ...], cluster: ClusterOption
             f"cannot write to folder {output}: {error.strerror}; give another one with -o"
         ) from None
     with temporary as unfinished:
-        results = _save_nodes(Path(unfinished), output, nodes, cluster)
+        results = _save_nodes(Path(unfinished), output, nodes, with_flows, cluster)
     for saved in sorted(results, key=lambda result: natural(result.node.name)):
         _report_saved(saved)
     if any(result.failure and not result.other_proxy for result in results):
@@ -163,7 +165,7 @@ def bundle_of_nodes(output: Path, nodes: tuple[str, ...], cluster: ClusterOption
 
 
 def _save_nodes(
-    unfinished: Path, output: Path, nodes: tuple[str, ...], cluster: ClusterOptions
+    unfinished: Path, output: Path, nodes: tuple[str, ...], with_flows: bool, cluster: ClusterOptions
 ) -> "Sequence[WrittenBundle]":
     """Write bundles in one folder, and move each to the other one when it is complete."""
     from pykubeproxy.nodes.cluster import on_each_node
@@ -177,7 +179,14 @@ def _save_nodes(
         objects = _once(partial(list_objects, access.client))
 
         def save(node: Node, proxies: "NodePods") -> "WrittenBundle":
-            saved = save_node(access, proxies, objects, lambda name: unfinished / f"{name}.tar.gz", node)
+            saved = save_node(
+                access,
+                proxies,
+                objects,
+                lambda name: unfinished / f"{name}.tar.gz",
+                node,
+                with_flows=with_flows,
+            )
             return _moved(saved, output)
 
         return [*on_each_node(access, save, wanted, advance)]

@@ -354,27 +354,38 @@ def _nftables(
 
 
 def _flow_table(client: Client, container: ContainerRef) -> FlowTable:
-    """Return what a node remembers of connections, read by the first of these programs that a pod has."""
+    try:
+        return parse_flow_table(*print_flows(client, container))
+    except Failure as failure:
+        return FlowTable(unread=f"{failure}; use --debug-image IMAGE with pykubeproxy or conntrack")
+
+
+def print_flows(client: Client, container: ContainerRef) -> tuple[str, str, str]:
+    """Return the lines of a node that `parse_flow_table` reads, and why flows or affinity lists are missing, else "".
+
+    The first programs that the pod has print them. Raises Failure if it has none.
+    """
+    failures: list[Failure] = []
     for commands in _FLOW_COMMANDS:
         try:
             texts = [_printed(client, container, command) for command in commands]
         except Failure as failure:
-            unread = str(failure)
+            failures.append(failure)
             continue
         if commands is _FLOW_COMMANDS[0]:
-            return parse_flow_table(texts[0])
+            return texts[0], "", ""
         try:
-            lists, unread_lists = _printed(client, container, _RECENT_COMMAND, no_match=1), ""
+            # Without a client in the lists, grep ends with 1.
+            return "\n".join((*texts, _printed(client, container, _RECENT_COMMAND, 1))), "", ""
         except Failure as failure:
-            lists, unread_lists = "", str(failure)
-        return parse_flow_table("\n".join((*texts, lists)), unread_lists=unread_lists)
-    return FlowTable(unread=f"{unread}; use --debug-image IMAGE with pykubeproxy or conntrack")
+            return "\n".join(texts), "", str(failure)
+    raise failures[-1]
 
 
-def _printed(client: Client, container: ContainerRef, command: Sequence[str], *, no_match: int = 0) -> str:
+def _printed(client: Client, container: ContainerRef, command: Sequence[str], success: int = 0) -> str:
     """Return what a command prints. Raises Failure."""
     printed = run_in_pod(client, container, command, silence=_SILENCE)
-    if printed.exit_code not in (0, no_match):
+    if printed.exit_code not in (0, success):
         raise Failure(f"`{' '.join(command)}` in pod {container} failed: {one_line(printed.errors)}")
     return printed.output.decode(errors="replace")
 

@@ -11,6 +11,7 @@ import pykubeproxy
 from pykubeproxy.bundle.layout import (
     BACKEND_TABLES,
     FILES,
+    FLOWS,
     NFT_RULESET,
     OBJECTS,
     PLAIN_TABLES,
@@ -23,7 +24,7 @@ from pykubeproxy.bundle.layout import (
 from pykubeproxy.bundle.read import Bundle, InvalidBundle, read_bundle
 from pykubeproxy.bundle.write import BundleSection, Content, Member, collected, member, new_file, write_bundle
 from pykubeproxy.inspect.node import UnknownNode
-from pykubeproxy.nodes.cluster import NodeAccess, NodePods, is_windows, read_node
+from pykubeproxy.nodes.cluster import NodeAccess, NodePods, is_windows, print_flows, read_node
 from pykubeproxy.nodes.proxies import KUBE_PROXY, ProxyPod
 from pykubeproxy.objects import Node
 from pykubeproxy.pages import servicez
@@ -67,8 +68,10 @@ def save_node(
     objects: Callable[[], Cluster],
     target: Callable[[str], Path],
     node: Node,
+    *,
+    with_flows: bool = False,
 ) -> WrittenBundle:
-    """Save a node in the file that `target` returns for the name of a folder.
+    """Save a node in the file that `target` returns for the name of a folder; `with_flows` adds its connections.
 
     `objects` lists those of the cluster, for a bundle that would have none: there is no agent of ours, or an old one. A
     debug pod serves only without a pod that can.
@@ -85,9 +88,9 @@ def save_node(
                 lacks = None
                 if not is_kube_proxy:
                     added = None if proxy and proxy.ours else listed
-                    lacks = _copy(access.client, opened, about, added, path)
+                    lacks = _copy(access.client, opened, about, added, path, with_flows)
                 if lacks is None:
-                    lacks = _make(access.client, opened, about, listed, path)
+                    lacks = _make(access.client, opened, about, listed, path, with_flows)
                 return WrittenBundle(node, path, lacks)
         except _NoTables as error:
             failure = f"{error}; use --debug-image with an image that has iptables-save"
@@ -114,17 +117,23 @@ def _containers(
 
 
 def _copy(
-    client: Client, container: ContainerRef, about: Manifest, objects: BundleSection | None, path: Path
+    client: Client,
+    container: ContainerRef,
+    about: Manifest,
+    objects: BundleSection | None,
+    path: Path,
+    with_flows: bool,
 ) -> tuple[BundledFile, ...] | None:
     """Copy the bundle that a pod of ours makes, and check it; return the files that it lacks.
 
     If it has no objects, add those of the section `objects`, and replace the manifest with `about`: a debug pod knows
     neither. Return None if the pod has no such command. Raises Failure, InvalidBundle, OSError.
     """
+    command = (*_BUNDLE, "--flows") if with_flows else _BUNDLE
     try:
         with new_file(path) as file:
             ended = run_in_pod(
-                client, container, _BUNDLE, write=file.write, seconds=_SECONDS, max_bytes=_MOST_BYTES
+                client, container, command, write=file.write, seconds=_SECONDS, max_bytes=_MOST_BYTES
             )
             if ended.exit_code:
                 raise _Unable(one_line(ended.errors) or f"exit status {ended.exit_code}")
@@ -144,7 +153,7 @@ def _copy(
     except _Unable as error:
         if "No such command" in str(error):
             return None
-        raise Failure(f"`{' '.join(_BUNDLE)}` in pod {container} failed: {error}") from None
+        raise Failure(f"`{' '.join(command)}` in pod {container} failed: {error}") from None
 
 
 def _with_section(bundle: Bundle, section: BundleSection) -> tuple[Member, ...]:
@@ -157,13 +166,22 @@ def _with_section(bundle: Bundle, section: BundleSection) -> tuple[Member, ...]:
 
 
 def _make(
-    client: Client, container: ContainerRef, about: Manifest, objects: BundleSection, path: Path
+    client: Client,
+    container: ContainerRef,
+    about: Manifest,
+    objects: BundleSection,
+    path: Path,
+    with_flows: bool,
 ) -> tuple[BundledFile, ...]:
     """Make a bundle here of what the programs in a pod print. Raises _NoTables, OSError."""
     others = [
         _section(client, container, NFT_RULESET, ("nft", "-j", "list", "ruleset")),
         objects,
     ]
+    if with_flows:
+        others.insert(
+            1, BundleSection(FLOWS, f"conntrack in pod {container}", partial(_flows, client, container))
+        )
     members = (*_tables(client, container), *collected(others))
     with new_file(path) as file:
         write_bundle(file, about, members)
@@ -192,6 +210,11 @@ def _run(client: Client, container: ContainerRef, command: tuple[str, ...], cont
     if ended.exit_code:
         reason = one_line(ended.errors) or f"exit status {ended.exit_code}"
         raise Failure(f"{command[0]} in pod {container} failed: {reason}")
+
+
+def _flows(client: Client, container: ContainerRef, content: Content) -> None:
+    text, *_ = print_flows(client, container)
+    content.write(text.encode())
 
 
 def _objects(objects: Callable[[], Cluster], node: Node, content: Content) -> None:

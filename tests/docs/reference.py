@@ -141,7 +141,7 @@ _NOT_IN_BUNDLE = """## What a bundle does not have
 - no Secrets, tokens, keys or passwords: the configuration names a kubeconfig, whose contents are not read; user and
   password of URLs are removed wherever they occur
 - no annotations, labels or other text of objects, only the fields that decide about rules
-- no addresses from connection tracking but those of Services, with numbers of connections
+- without `--flows`, no addresses from connection tracking but those of Services, with numbers of connections
 - no environment, command lines, logs, or contents of pods
 
 It does have the names and addresses of Services, pods, nodes and interfaces, and the zones of endpoints. It has all

@@ -49,6 +49,8 @@ def bundle(inside: str, runner: Runner, tmp_path: Path, monkeypatch: pytest.Monk
     )
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.sendto(b"x", ("198.51.100.1", 80))
+    firewall = "table inet fw { chain f { type filter hook forward priority 5; ip saddr 10.244.1.6 drop; }; }"
+    assert runner.run(("nft", "-f", "-"), firewall).exit_code == 0
     path = tmp_path / "node.tar.gz"
     path.write_bytes(written(node_sections()))
     return path
@@ -87,3 +89,32 @@ def test_bundle_of_a_node(bundle: Path) -> None:
         assert shown(dump_rules, "--bundle", str(bundle), "-o", output) == shown(dump_rules, "-o", output)
     packet = ("10.244.1.5", "10.96.1.1:80", "-o", "json")
     assert shown(trace, *packet, "--bundle", str(bundle)) == shown(trace, *packet)
+    dropped = ("10.244.1.6", "10.96.1.1:80")
+    _, traced = shown(trace, *dropped, "--bundle", str(bundle))
+    assert "dropped on this node in inet fw f" in traced
+    assert (0, traced) == shown(trace, *dropped)
+
+
+def test_flows_are_saved_on_request_only(bundle: Path, tmp_path: Path) -> None:
+    """They have addresses of clients. Trace finds the packet of the fixture, which nobody answers."""
+    packet = (NODE, "198.51.100.1:80", "--proto", "udp", "--conntrack")
+    _, without = shown(trace, *packet, "--bundle", str(bundle))
+    assert "has no flows" in " ".join(without.split())
+    with_flows = tmp_path / "flows.tar.gz"
+    with_flows.write_bytes(written(node_sections(with_flows=True)))
+    saved, live = (
+        json.loads(shown(trace, *packet, *options, "-o", "json")[1])["tracked"]
+        for options in (("--bundle", str(with_flows)), ())
+    )
+    ((flow,),) = (node["flows"] for node in saved)
+    assert (flow["endpoint"], flow["problem"]) == (f"{NODE}:9", "unanswered")
+    assert [(one["source"], one["endpoint"]) for node in live for one in node["flows"]] == [
+        (flow["source"], f"{NODE}:9")
+    ]
+
+
+def test_flows_of_rules_in_a_file_are_refused(bundle: Path) -> None:
+    """A file of rules has none."""
+    result = CliRunner().invoke(trace, ["10.244.1.5", "10.96.1.1:80", "--rules", "x", "--conntrack"])
+    assert result.exit_code == 2
+    assert "--conntrack reads this node or a bundle" in result.stderr

@@ -140,7 +140,8 @@ def test_bundle_has_no_secrets(
 
 
 def test_every_file_is_documented_and_in_order(serve: Serve, runner: Runner, tmp_path: Path) -> None:
-    made = [it.name for it in (*node_sections(runner), *agent_sections("http://x", lambda *_: b""))]
+    sections = node_sections(runner, with_flows=True)
+    made = [it.name for it in (*sections, *agent_sections("http://x", lambda *_: b""))]
     of_node = [name for name in FILES if name not in (MANIFEST, "iptables-save.txt", "ip6tables-save.txt")]
     assert made == of_node
 

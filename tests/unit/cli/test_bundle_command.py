@@ -24,7 +24,7 @@ __all__ = ["serve"]
 def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A node with one table, and another one that cannot be read."""
     refused = failing(TABLES[1], PermissionError("Permission denied"))
-    monkeypatch.setattr(command, "node_sections", lambda: [section(TABLES[0], b"x"), refused])
+    monkeypatch.setattr(command, "node_sections", lambda **_: [section(TABLES[0], b"x"), refused])
     monkeypatch.setattr(command, "host_name", lambda: "this-node")
     monkeypatch.chdir(tmp_path)
 
@@ -52,7 +52,7 @@ def test_standard_output_has_the_bundle_only() -> None:
 
 def test_no_bundle_without_any_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     refused = failing(TABLES[0], PermissionError("Permission denied"))
-    monkeypatch.setattr(command, "node_sections", lambda: [refused, section("sysctls.txt", b"x")])
+    monkeypatch.setattr(command, "node_sections", lambda **_: [refused, section("sysctls.txt", b"x")])
     result = asked("-o", "b")
     assert (result.exit_code, [*tmp_path.iterdir()]) == (2, [])
     assert result.stderr == "Error: no rules can be read, so there is no bundle: Permission denied\n"
