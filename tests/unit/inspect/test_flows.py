@@ -2,7 +2,7 @@
 
 import pytest
 
-from pykubeproxy.inspect.flows import Flow, FlowSide, parse_flows
+from pykubeproxy.inspect.flows import Flow, FlowSide, RememberedClient, parse_flow_table, parse_flows
 from pykubeproxy.objects import Family, Protocol
 
 NATTED = Flow(
@@ -76,3 +76,17 @@ def test_reads_a_flow_that_hardware_forwards() -> None:
 def test_skips_all_other_lines(line: str) -> None:
     """Other zones belong to other programs."""
     assert parse_flows(line) == []
+
+
+def test_reads_the_clients_of_affinity_lists() -> None:
+    """As our command prints them, and as grep does for the files of the kernel."""
+    text = (
+        "KUBE-SEP-A: src=10.1.0.1 age=12\nKUBE-SEP-A: src=10.1.0.2\n"
+        "/proc/net/xt_recent/KUBE-SEP-B:src=fd01:0000:0000:0000:0000:0000:0000:0001 ttl: 64 last_seen: 42 oldest_pkt: 1 42\n"
+        "KUBE-SEP-B: src=nonsense\n"
+    )
+    assert parse_flow_table(text).remembered == (
+        RememberedClient("KUBE-SEP-A", "10.1.0.1", 12),
+        RememberedClient("KUBE-SEP-A", "10.1.0.2", None),
+        RememberedClient("KUBE-SEP-B", "fd01::1", None),
+    )

@@ -36,15 +36,14 @@ def read(client: Client) -> Callable[..., dict[str, NodeState | UnknownNode]]:
         debug_image: str = "",
         at_once: int = 4,
         nftables: bool = False,
+        flows: bool = False,
     ) -> dict[str, NodeState | UnknownNode]:
         nodes = [it for it in list_kind(client, Kind.NODE).objects if isinstance(it, Node)]
         with DebugPods(client, debug_image, warn=pytest.fail) as debug_pods:
             access = NodeAccess(
                 client, pod_selector, pod_namespace, debug_pods if debug_image else None, at_once
             )
-            return {
-                it.node.name: it
-                for it in ClusterNodes(access, nodes).nodes(Question(nftables=nftables, firewalls=nftables))
-            }
+            question = Question(nftables=nftables, firewalls=nftables, flows=flows)
+            return {it.node.name: it for it in ClusterNodes(access, nodes).nodes(question)}
 
     return outcome

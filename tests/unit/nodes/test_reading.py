@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pykubeproxy.inspect.flows import FlowTable, RememberedClient
 from pykubeproxy.inspect.node import NodeState, Question, ReadError, UnknownNode
 from pykubeproxy.nodes.cluster import ClusterNodes, NodeAccess
 from pykubeproxy.objects import Family, Node
@@ -303,3 +304,47 @@ def test_colours_in_what_a_node_says_are_no_styles(cluster: RemoteNodes, read: R
     assert isinstance(outcome["n1"], NodeState)
     assert "\x1b" not in str(outcome["n1"])
     assert "(Bad [8m NODE: no such image)" in reason(outcome["n2"])
+
+
+FLOW = "tcp 6 300 ESTABLISHED src=10.1.0.1 dst=10.96.0.1 sport=4000 dport=80 src=10.244.0.5 dst=10.1.0.1 sport=8080 dport=4000"
+
+
+def flows_of(outcome: NodeState | UnknownNode) -> FlowTable:
+    assert isinstance(outcome, NodeState)
+    assert outcome.flows is not None
+    return outcome.flows
+
+
+@pytest.mark.parametrize("program", ["pykubeproxy", "conntrack", "cat"])
+def test_flows_are_read_by_what_a_pod_has(cluster: RemoteNodes, read: Read, program: str) -> None:
+    """Ours print affinity lists, too; for others, these cannot be read without grep."""
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", SERVING)
+    cluster.program("p1", program, f"{FLOW}\n")
+    found = flows_of(read(flows=True)["n1"])
+    assert {flow.translated_to for flow in found.flows} == {"10.244.0.5:8080"}
+    assert found.unread == ""
+    assert found.unread_lists == (
+        "" if program == "pykubeproxy" else "the image of pod kube-system/p1 has no grep"
+    )
+    cluster.program(
+        "p1", "grep", "/proc/net/xt_recent/KUBE-SEP-A:src=10.1.0.1 ttl: 64 last_seen: 4 oldest_pkt: 1 4\n"
+    )
+    if program != "pykubeproxy":
+        assert flows_of(read(flows=True)["n1"]).remembered == (
+            RememberedClient("KUBE-SEP-A", "10.1.0.1", None),
+        )
+
+
+def test_flows_that_no_program_prints_cost_only_themselves(cluster: RemoteNodes, read: Read) -> None:
+    """An agent of ours that is too old has no such command; a pod may lack the permission."""
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", SERVING)
+    cluster.program("p1", "pykubeproxy", errors="No such command 'flows'", code=2)
+    found = flows_of(read(flows=True)["n1"])
+    assert found.unread == (
+        "the image of pod kube-system/p1 has no cat; use --debug-image IMAGE with pykubeproxy or conntrack"
+    )
+    cluster.program("p1", "cat", errors="cat: /proc/net/nf_conntrack: Permission denied", code=1)
+    assert "Permission denied" in flows_of(read(flows=True)["n1"]).unread
+    assert read()["n1"].flows is None  # type: ignore[union-attr]
