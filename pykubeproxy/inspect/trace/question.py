@@ -17,10 +17,12 @@ from pykubeproxy.inspect.packets.packet import NodeNetwork, Packet
 from pykubeproxy.inspect.targets import TargetKind
 from pykubeproxy.inspect.trace.journey import Follower, ReadNodes, TracedWay, address_of
 from pykubeproxy.inspect.trace.report import TraceReport, report
-from pykubeproxy.inspect.trace.tracked import tracked
+from pykubeproxy.inspect.trace.tracked import not_read, tracked
 from pykubeproxy.objects import Node, family_of
 from pykubeproxy.services.ports import ANY_LOCAL, FrontendKind
+from pykubeproxy.wording import listed
 
+_NAMED = 3
 _NOT_READ = "not read; use `kubectl pykubeproxy trace`"
 
 
@@ -61,7 +63,13 @@ def trace_on_node(
 def _with_flows(
     found: TraceReport, ends: ResolvedConnection, directory: Directory, read: ReadNodes
 ) -> TraceReport:
-    return msgspec.structs.replace(found, tracked=tracked(ends, directory, found.ways, read))
+    more = not_read(found.ways)
+    note = f"Connections through {listed(more, _NAMED)} are not shown; use --via-node."
+    return msgspec.structs.replace(
+        found,
+        tracked=tracked(ends, directory, found.ways, read),
+        notes=(*found.notes, note) if more else found.notes,
+    )
 
 
 def trace_in_cluster(

@@ -13,7 +13,7 @@ from pykubeproxy.inspect.connection import Directory, LocationKind, ResolvedConn
 from pykubeproxy.inspect.flows import Flow, FlowProblem, FlowTable, flow_problem, served_endpoints
 from pykubeproxy.inspect.node import NodeState, UnknownNode
 from pykubeproxy.inspect.packets.walk import Step
-from pykubeproxy.inspect.trace.journey import ReadNodes, TracedVisit, TracedWay
+from pykubeproxy.inspect.trace.journey import MOST_READ, ReadNodes, TracedVisit, TracedWay
 from pykubeproxy.objects import address_and_port
 from pykubeproxy.rules.nft_list import SetKey, element_key
 from pykubeproxy.services.ports import ANY_LOCAL
@@ -82,7 +82,7 @@ class NodeFlows(msgspec.Struct, frozen=True, rename="camel"):
 def tracked(
     ends: ResolvedConnection, directory: Directory, ways: Sequence[TracedWay], read: ReadNodes
 ) -> tuple[NodeFlows, ...]:
-    """Return what each node that the packet visits remembers, in the order of the visits. Raises ReadError."""
+    """Return what each node remembers that may receive the packet, or that it visits. Raises ReadError."""
     chosen = {
         address_and_port(end.address, end.port)
         for way in ways
@@ -92,16 +92,32 @@ def tracked(
     served = _served(directory, ends)
     if served is None and chosen:
         served = frozenset(chosen)  # without objects, rules tell
-    entrance_unread = any(way.others or way.unread for way in ways)
-    tracer = _Tracer(ends, directory, served, chosen | (served or set()), entrance_unread)
     visits: dict[str, list[TracedVisit]] = {}
     for visit in (visit for way in ways for visit in way.visits):
         visits.setdefault(visit.node, []).append(visit)
-    states = read([name for name, some in visits.items() if not some[0].unread])
-    return tuple(
-        tracer.on(states[name], some) if name in states else NodeFlows(name, unread=some[0].unread)
-        for name, some in visits.items()
-    )
+    entrances = [name for name, some in visits.items() if not some[0].route]
+    entrances += [name for way in ways for name in way.others if name not in visits][:MOST_READ]
+    names = dict.fromkeys((*entrances, *visits))
+    unread = {name: some[0].unread for name, some in visits.items() if some[0].unread}
+    states = read([name for name in names if name not in unread])
+    missing = not_read(ways) or not unread.keys().isdisjoint(entrances)
+    tracer = _Tracer(ends, directory, served, chosen | (served or set()), bool(missing))
+
+    def flows(name: str) -> NodeFlows:
+        if name in unread:
+            return NodeFlows(name, unread=unread[name])
+        return tracer.on(name, states[name], visits.get(name, ()), is_entrance=name in entrances)
+
+    found: dict[str, NodeFlows] = {}
+    for name in (*names, *names):  # a node may get packets from one after it
+        found[name] = flows(name)
+    return tuple(found.values())
+
+
+def not_read(ways: Sequence[TracedWay]) -> Sequence[str]:
+    """Return the nodes that may receive the packet too, and whose flows are not read, as there are many."""
+    visited = {visit.node for way in ways for visit in way.visits}
+    return [name for way in ways for name in way.others if name not in visited][MOST_READ:]
 
 
 class _Hop(NamedTuple):
@@ -132,14 +148,14 @@ class _Tracer:
         self._entrance_unread = entrance_unread
         self._seen: set[_Hop] = set()
 
-    def on(self, state: NodeState | UnknownNode, visits: Sequence[TracedVisit]) -> NodeFlows:
-        """Return what a node remembers; call this in the order in which packets visit the nodes."""
-        name = visits[0].node
+    def on(
+        self, name: str, state: NodeState | UnknownNode, visits: Sequence[TracedVisit], *, is_entrance: bool
+    ) -> NodeFlows:
+        """Return what a node remembers, as far as the nodes that sent packets to it have been looked at."""
         if isinstance(state, UnknownNode):
             return NodeFlows(name, unread=state.reason)
         table = state.flows or FlowTable(unread="its flows have not been read")
-        starts_here = any(not visit.route for visit in visits)
-        found = sorted(self._traced(table.flows, state, starts_here), key=_interest)
+        found = sorted(self._traced(table.flows, state, is_entrance), key=_interest)
         steps = tuple(dict.fromkeys(step for visit in visits for step in visit.steps))
         with_affinity = any(step.affinity for step in steps)
         return NodeFlows(
@@ -150,7 +166,7 @@ class _Tracer:
             (table.unread_lists or table.unread or None) if with_affinity else None,
         )
 
-    def _traced(self, flows: Iterable[Flow], state: NodeState, starts_here: bool) -> Iterator[TracedFlow]:
+    def _traced(self, flows: Iterable[Flow], state: NodeState, is_entrance: bool) -> Iterator[TracedFlow]:
         protocol, clients = self._ends.destination.protocol, self._clients(state)
         frontends = self._frontends(state)
         for flow in flows:
@@ -158,7 +174,7 @@ class _Tracer:
                 continue
             source, destination = _ends(flow)
             begins = flow.original.source in clients and destination in (
-                self._endpoints if self._entrance_unread and not starts_here else frontends
+                self._endpoints if self._entrance_unread and not is_entrance else frontends
             )
             if not begins and _Hop(source, destination) not in self._seen:
                 continue

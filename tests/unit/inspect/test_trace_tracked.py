@@ -1,17 +1,17 @@
 """trace --conntrack: the flows between two ends that nodes track, and what is wrong with them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from pykubeproxy.inspect.connection import ResolvedConnection, resolve
+from pykubeproxy.inspect.connection import LocationKind, resolve
 from pykubeproxy.inspect.flows import FlowProblem, FlowTable, parse_flow_table
 from pykubeproxy.inspect.node import NodeState, UnknownNode
 from pykubeproxy.inspect.targets import parse_destination, parse_source
+from pykubeproxy.inspect.trace.journey import TracedWay, receivers
 from pykubeproxy.inspect.trace.question import trace_in_cluster
 from pykubeproxy.inspect.trace.report import TraceReport
 from pykubeproxy.inspect.trace.tracked import NodeFlows
-from pykubeproxy.objects import Protocol
 from pykubeproxy.report.text import text
 from tests.fakes.three_nodes import ThreeNodes
 
@@ -52,12 +52,13 @@ class TrackingNodes(ThreeNodes):
             for name, state in super().read(names).items()
         }
 
-    def traced(self, source: str = CLIENT, destination: str = f"{VIP}:80", via: str = "") -> TraceReport:
+    def traced(self, source: str = CLIENT, destination: str = f"{VIP}:80") -> TraceReport:
         directory = msgspec.structs.replace(self.directory, services=tuple(self.cluster.services()))
-        ends: ResolvedConnection = resolve(
-            parse_source(source, ""), parse_destination(destination, ""), directory, protocol=Protocol.TCP
-        )
-        return trace_in_cluster(ends, directory, (), self.read, via=via, with_flows=True)
+        ends = resolve(parse_source(source, ""), parse_destination(destination, ""), directory)
+        entrances: Sequence[TracedWay] = ()
+        if ends.client.kind is LocationKind.OUTSIDE and ends.name and ends.destination.kind:
+            entrances = receivers([self.explained("ns1/web")], ends.name, ends.family, ends.destination.kind)
+        return trace_in_cluster(ends, directory, entrances, self.read, with_flows=True)
 
 
 def on(report: TraceReport, node: str) -> NodeFlows:
@@ -101,6 +102,20 @@ def test_a_flow_is_followed_to_the_next_node_by_its_addresses_after_nat() -> Non
     )
     (here,) = on(report, "node1").flows
     assert here.client == "192.168.99.10:50000"
+
+
+def test_all_nodes_that_may_receive_a_connection_are_read() -> None:
+    """A client outside uses node2, which passes the connection to node1 with its own address."""
+    client = "203.0.113.77 4000"
+    frontend, inside, node = "198.51.100.5 80", "10.244.1.11 8080", "192.168.99.20 50000"
+    nodes = TrackingNodes(
+        "lb",
+        node1=parse_flow_table(entry(node, inside, inside)),
+        node2=parse_flow_table(entry(client, frontend, inside, node)),
+    )
+    report = nodes.traced("203.0.113.77", "198.51.100.5:80")
+    assert [flow.client for flow in on(report, "node2").flows] == ["192.168.99.20:50000"]
+    assert [flow.source for flow in on(report, "node1").flows] == ["192.168.99.20:50000"]
 
 
 def test_a_connection_to_a_service_without_endpoints_is_stale() -> None:
