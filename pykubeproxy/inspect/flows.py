@@ -15,21 +15,20 @@ import msgspec
 from pykubeproxy.objects import EndpointSlice, Family, Protocol, address_and_port, family_of
 from pykubeproxy.services.ports import PortName
 
-_TUPLE = (
-    r"src=(?P<{0}_source>\S+) dst=(?P<{0}_to>\S+) sport=(?P<{0}_source_port>\d+) dport=(?P<{0}_to_port>\d+)"
-)
+_TUPLE = r"src=(?P<{0}_source>\S+) dst=(?P<{0}_to>\S+) sport=(?P<{0}_source_port>\d{{1,5}}) dport=(?P<{0}_to_port>\d{{1,5}})"
 # A family comes before the protocol in some formats. A flow that hardware forwards has no timeout.
 _LINE = re.compile(
-    r"\b(?P<protocol>tcp|udp|sctp) +\d+ +(?:(?P<timeout>\d+) +)?(?:(?P<state>[A-Z]\w*) +)?"
+    r"\b(?P<protocol>tcp|udp|sctp) +\d+ +(?:(?P<timeout>\d{1,10}) +)?(?:(?P<state>[A-Z]\w*) +)?"
     rf"{_TUPLE.format('original')} (?P<between>.*?){_TUPLE.format('reply')}(?P<rest>.*)"
 )
-_MARK = re.compile(r"\bmark=(\d+)")
+_MARK = re.compile(r"\bmark=(\d{1,10})")
 # Service proxies use the default zone, which is not printed, or as 0.
 _OTHER_ZONE = re.compile(r"\bzone(?:-orig|-reply)?=0*[1-9]")
 _KNOWN_ADDRESSES = 100_000
 # As `recent_lines` of the kernel package prints it, or grep for the files in /proc/net/xt_recent.
 _RECENT = re.compile(
-    r"^(?:/proc/net/xt_recent/)?(?P<list>[\w-]+): ?src=(?P<client>\S+)(?:.*\bage=(?P<age>\d+))?", re.MULTILINE
+    r"^(?:/proc/net/xt_recent/)?(?P<list>[\w-]+): ?src=(?P<client>\S+)(?:.*\bage=(?P<age>\d{1,10}))?",
+    re.MULTILINE,
 )
 # States in which a connection ends. Without traffic, its entry goes within minutes.
 _ENDING = frozenset(

@@ -100,8 +100,8 @@ def tracked(
     names = dict.fromkeys((*entrances, *visits))
     unread = {name: some[0].unread for name, some in visits.items() if some[0].unread}
     states = read([name for name in names if name not in unread])
-    missing = not_read(ways) or not unread.keys().isdisjoint(entrances)
-    tracer = _Tracer(ends, directory, served, chosen | (served or set()), bool(missing))
+    entrance_unread = bool(not_read(ways)) or not all(_has_flows(states.get(name)) for name in entrances)
+    tracer = _Tracer(ends, directory, served, chosen | (served or set()), entrance_unread)
 
     def flows(name: str) -> NodeFlows:
         if name in unread:
@@ -112,6 +112,10 @@ def tracked(
     for name in (*names, *names):  # a node may get packets from one after it
         found[name] = flows(name)
     return tuple(found.values())
+
+
+def _has_flows(state: NodeState | UnknownNode | None) -> bool:
+    return isinstance(state, NodeState) and state.flows is not None and not state.flows.unread
 
 
 def not_read(ways: Sequence[TracedWay]) -> Sequence[str]:

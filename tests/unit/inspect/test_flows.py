@@ -70,8 +70,9 @@ def test_reads_a_flow_that_hardware_forwards() -> None:
         f"tcp      6 431999 ESTABLISHED {TUPLES}{REPLY}[ASSURED] mark=0 zone=7 use=1",
         f"tcp      6 431999 ESTABLISHED {TUPLES}zone-orig=7 {REPLY}[ASSURED] mark=0 use=1",
         f"tcp      6 431999 ESTABLISHED {TUPLES.replace('10.96', 'x')}{REPLY}[ASSURED] mark=0 use=1",
+        f"tcp      6 {'9' * 5000} ESTABLISHED {TUPLES}{REPLY}[ASSURED] mark=0 use=1",
     ],
-    ids=["summary", "icmp", "zone", "zone of one direction", "broken"],
+    ids=["summary", "icmp", "zone", "zone of one direction", "broken", "huge number"],
 )
 def test_skips_all_other_lines(line: str) -> None:
     """Other zones belong to other programs."""

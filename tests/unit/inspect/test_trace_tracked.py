@@ -118,6 +118,15 @@ def test_all_nodes_that_may_receive_a_connection_are_read() -> None:
     assert [flow.source for flow in on(report, "node1").flows] == ["192.168.99.20:50000"]
 
 
+def test_a_node_without_flows_does_not_hide_those_of_the_next() -> None:
+    """Then a flow from the client to an endpoint counts without the one from which it came."""
+    here = parse_flow_table(entry(destination=f"{ENDPOINT} 8080"))
+    nodes = TrackingNodes(node1=FlowTable(unread="no conntrack"), node2=here)
+    assert [flow.source for flow in on(nodes.traced(), "node2").flows] == [f"{CLIENT}:4000"]
+    nodes.flows["node1"] = FlowTable()
+    assert on(nodes.traced(), "node2").flows == ()
+
+
 def test_a_connection_to_a_service_without_endpoints_is_stale() -> None:
     """No endpoint serves, so the one of the connection does not."""
     nodes = TrackingNodes("no-endpoints", node1=parse_flow_table(entry()))
