@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from pykubeproxy.bundle.layout import FILES, METRICS, OBJECTS, TABLES
+from pykubeproxy.bundle.layout import FILES, FLOWS, METRICS, OBJECTS, TABLES
 from pykubeproxy.bundle.read import Bundle, read_bundle
 from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.cli.explain import explain
@@ -77,6 +77,23 @@ def test_bundle_of_kube_proxy_answers_offline(cluster: RemoteNodes) -> None:
     path = invoke("bundle", "--node", "n1").stdout.strip()
     assert "10.244.1.5:8080  7 packets" in invoke("--bundle", path, command=dump_rules).stdout
     assert "10.244.1.5:" in invoke("web", "--bundle", path, command=explain).stdout
+
+
+def test_flows_are_saved_on_request(cluster: RemoteNodes) -> None:
+    """From a bundle of kube-proxy's pod, explain names the connection that stays on a removed endpoint."""
+    flow = (
+        "tcp 6 300 ESTABLISHED src=10.244.1.9 dst=10.96.0.10 sport=4000 dport=80"
+        " src=10.244.1.6 dst=10.244.1.9 sport=8080 dport=4000 [ASSURED] mark=0 use=1\n"
+    )
+    cluster.program("p1", "conntrack", flow)
+    path = invoke("bundle", "--node", "n1", "-o", "without").stdout.strip()
+    assert FLOWS not in read(path).files
+    path = invoke("bundle", "--node", "n1", "--flows").stdout.strip()
+    explained = " ".join(invoke("web", "--bundle", path, command=explain).stdout.split())
+    # The program prints this for each family.
+    assert "2 connections stay on 10.244.1.6:8080, which no longer serves" in explained
+    refused = invoke("bundle", "--node", "n2", "--flows", code=2)
+    assert "`pykubeproxy bundle -o - --flows` in pod kube-system/p2 failed" in refused.stderr
 
 
 def test_image_with_a_single_backend(cluster: RemoteNodes) -> None:
