@@ -166,8 +166,8 @@ def test_invalid_yaml(text: bytes) -> None:
 
 @pytest.mark.parametrize("text", [b"[" * 100_000 + b"]" * 100_000, b"- " * 100_000, b"{a: " * 100_000])
 def test_deep_nesting_is_refused(text: bytes) -> None:
-    """Text that would overrun libyaml's stack is an error and does not end the process."""
-    with pytest.raises(yaml.YAMLError, match="nested too deeply"):
+    """Text that would overrun libyaml's stack is an error and does not end the process. PyYAML 6.0.4 has a limit too."""
+    with pytest.raises(yaml.YAMLError, match=r"nested too deeply|maximum nesting depth"):
         list(yaml.documents(text))
 
 
