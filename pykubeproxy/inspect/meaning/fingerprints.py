@@ -44,6 +44,7 @@ class _ReducedRule(msgspec.Struct, frozen=True, gc=False):
     - `sources`, `endpoint`: the addresses that it names
     - `never`: no first packet meets the conditions
     - `needs`: the bits that must be set in the mark of a packet that matches
+    - `stays_with`: the bits without which each packet leaves the chain here
     - `sets`: the bits of the mark that it may set
     """
 
@@ -56,6 +57,7 @@ class _ReducedRule(msgspec.Struct, frozen=True, gc=False):
     endpoint: str
     never: bool
     needs: int
+    stays_with: int
     sets: int
 
     def meets(self, packet: Packet) -> bool:
@@ -73,15 +75,18 @@ def _reduced(text: str) -> _ReducedRule:
     apart = {"-j", "-g", *(one.option for one in named)}
     words = ["-g"] if compiled.goto else []
     sources: list[str] = []
-    never, needs = False, 0
+    never, needs, stays_with = False, 0, 0
     for name, value, negated in parse_options(text):
         if name in apart or (name in _WITHOUT_EFFECT and not (name == "-m" and unknown_module(value))):
             continue
         if name in ("--ctstate", "--state") and (met := _of_first_packet(value, negated)) is not None:
             never |= not met
             continue
-        if name == "--mark" and not negated:
-            needs |= _bits(value)
+        if name == "--mark" and "connmark" not in text:
+            if negated:
+                stays_with = _bits(value)
+            else:
+                needs |= _bits(value)
         elif name == "--probability":
             value = _rounded(value)
         words.append(f"! {name} {value}" if negated else f"{name} {value}")
@@ -97,6 +102,7 @@ def _reduced(text: str) -> _ReducedRule:
         compiled.options.get("--to-destination", "") if compiled.target == "DNAT" else "",
         never,
         needs,
+        stays_with if compiled.target == "RETURN" and not (named or never) and len(words) == 1 else 0,
         reduce(or_, map(_bits, compiled.options.values()), 0) if compiled.target == "MARK" else 0,
     )
 
@@ -328,6 +334,8 @@ class Fingerprints:
         rules: list[_ReducedRule] = []
         below: list[int] = []
         for rule in reduced:
+            if rule.stays_with & ~bits:
+                break
             if rule.never or rule.needs & ~bits or not rule.target:
                 continue
             if (rule.destination or rule.protocol) and not rule.meets(packet):

@@ -13,9 +13,12 @@ import pytest
 from pykubeproxy.config import Dispatch
 from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.meaning.comparison import proxy_part
+from pykubeproxy.inspect.meaning.fingerprints import Fingerprints, SharedNumbers
 from pykubeproxy.inspect.meaning.outcomes import MeaningChange
 from pykubeproxy.inspect.packets.addresses import parse_addresses, render_range
+from pykubeproxy.inspect.packets.iptables import IptablesRules
 from pykubeproxy.inspect.packets.packet import NodeNetwork
+from pykubeproxy.inspect.packets.packet import Packet as SentPacket
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.render import installed, render
@@ -111,6 +114,31 @@ def test_a_module_without_options_is_a_condition(module: str) -> None:
     assert compare_meaning(behind(*guarded), behind("-j RETURN", *rules.chains[key]), NODE)
     assert compare_meaning(behind(*guarded), behind(guarded[0]), NODE)
     assert compare_meaning(behind(*guarded), rules, NODE) == ()
+
+
+@pytest.mark.parametrize(
+    ("guard", "leaves"),
+    [
+        ("-m mark ! --mark 0x10/0x10", True),
+        ("-m mark ! --mark 0x0/0x10", False),
+        ("-m mark --mark 0x10/0x10", False),
+        ("-m conntrack --ctstate ESTABLISHED -m mark ! --mark 0x10/0x10", False),
+        ("-s 10.244.0.0/16 -m mark ! --mark 0x10/0x10", False),
+        ("-p udp -m mark ! --mark 0x10/0x10", False),
+    ],
+)
+def test_packets_without_a_bit_leave_where_it_is_missing(guard: str, leaves: bool) -> None:
+    """No rule of this case sets the bit, so rules behind it count only if other packets come there."""
+    rules, key = recorded("nodeport", Family.IPV4), ChainKey("filter", "KUBE-FORWARD")
+
+    def behind(*more: str) -> Ruleset:
+        return Ruleset(rules.family, {**rules.chains, key: (f"{guard} -j RETURN", *more)})
+
+    changes = compare_meaning(behind(), behind("-j DROP"), NODE)
+    assert bool(changes) is not leaves
+    shared, packet = SharedNumbers(), SentPacket("tcp", "", "10.96.1.1", 80)
+    numbers = {Fingerprints(IptablesRules(one), shared).of(packet) for one in (behind(), behind("-j DROP"))}
+    assert (len(numbers) == 1) is leaves
 
 
 def test_a_goto_returns_further_than_a_jump() -> None:
