@@ -204,15 +204,17 @@ def check_cluster(
         nodes,
         advance,
     )
-    states = [*asked]
-    unread = any(map(_is_unread, states))
-    if wanted:
-        if any(state.mode == IPVS for state in states):
+    server = "" if wanted else _server_version(access.client)
+    checked: list[CheckedNode] = []
+    unread = False
+    # Rules of all nodes at once would take much memory.
+    for state in asked:
+        unread |= _is_unread(state)
+        if wanted and state.mode == IPVS and not wanted.services:
             services = list_kind(access.client, Kind.SERVICE).objects
             wanted = replace(wanted, services=[one for one in services if isinstance(one, Service)])
-        return check_report(_migrating(state, wanted) for state in states), unread
-    version = _server_version(access.client)
-    return check_report(_checked(state, version) for state in states), unread
+        checked.append(_migrating(state, wanted) if wanted else _checked(state, server))
+    return check_report(checked), unread
 
 
 def _migrating(state: ProxyState[CheckReport], wanted: Migration) -> CheckedNode:
