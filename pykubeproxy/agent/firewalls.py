@@ -50,7 +50,7 @@ def _yield_to_others(process: int) -> None:
         Path(f"/proc/{process}/oom_score_adj").write_text(_FIRST_TO_KILL)
 
 
-class _Seen(msgspec.Struct, frozen=True):
+class _TablesSeen(msgspec.Struct, frozen=True):
     """What may change an answer: foreign tables, and by `generation` and `synced` all others and the rules of Services."""
 
     tables: bytes
@@ -58,7 +58,7 @@ class _Seen(msgspec.Struct, frozen=True):
     synced: float
 
 
-_NOTHING = _Seen(b"", 0, 0.0)
+_NOTHING = _TablesSeen(b"", 0, 0.0)
 
 
 class FirewallWatch:
@@ -107,12 +107,12 @@ class FirewallWatch:
             self._seen = seen
             self._check_now()
 
-    def _read(self, synced: float) -> _Seen:
+    def _read(self, synced: float) -> _TablesSeen:
         number = nftables.generation()
         if number == self._seen.generation:
-            return _Seen(self._seen.tables, number, synced)
+            return _TablesSeen(self._seen.tables, number, synced)
         tables = [table for table in nftables.native_tables() if table not in NFT_TABLES]
-        return _Seen(nftables.layout(tables) if tables else b"", number, synced)
+        return _TablesSeen(nftables.layout(tables) if tables else b"", number, synced)
 
     def _check_now(self) -> None:
         try:
