@@ -21,7 +21,8 @@ from pykubeproxy.inspect.node import (
     nftables_remarks,
     unread_rules,
 )
-from pykubeproxy.inspect.packets.packet import NodeNetwork
+from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute
+from pykubeproxy.nodes import proc_routes
 from pykubeproxy.nodes.debug_pods import DebugPods
 from pykubeproxy.nodes.proxies import ProxyPod, find_other_proxies, find_proxies
 from pykubeproxy.objects import Family, Node
@@ -251,7 +252,9 @@ def _read(
                 f"rules of node {node.name}", f"on node {node.name}", _title(proxy), str(container)
             ),
             rules=rules,
-            network=NodeNetwork(frozenset(node.addresses)),
+            network=NodeNetwork(
+                frozenset(node.addresses), _routes(client, container) if question.firewalls else ()
+            ),
             other_backend=used.other,
             unread={unread_rules(family): reason for family, reason in printed.unread.items()}
             | ({UNREAD_NFTABLES: without_nft} if without_nft else {}),
@@ -351,6 +354,15 @@ def _nftables(
                 raise Failure(f"`{' '.join(command)}` in pod {container} failed: {one_line(printed.errors)}")
             texts.append(printed.output)
     return read_nft_lists(texts, f"nft in pod {container}")
+
+
+def _routes(client: Client, container: ContainerRef) -> tuple[NodeRoute, ...]:
+    """Return the routes of a node; none if its pod has no program that prints them."""
+    try:
+        printed = run_in_pod(client, container, proc_routes.COMMAND, silence=_SILENCE)
+    except Failure:
+        return ()
+    return tuple(proc_routes.parse_routes(printed.output.decode(errors="replace")))
 
 
 def _flow_table(client: Client, container: ContainerRef) -> FlowTable:

@@ -18,9 +18,19 @@ from pykubeproxy.inspect.packets.addresses import (
     parse_addresses,
     subtract,
 )
-from pykubeproxy.inspect.packets.packet import DNAT, LOCAL, SNAT, UNTRACKED, AffinityList, NodeNetwork, Packet
+from pykubeproxy.inspect.packets.packet import (
+    DNAT,
+    LO,
+    LOCAL,
+    SNAT,
+    UNTRACKED,
+    AffinityList,
+    NodeNetwork,
+    Packet,
+)
 from pykubeproxy.inspect.packets.rule_set import (
     EVERY_PACKET,
+    NO_INTERFACE,
     NOT_KNOWN,
     BaseChain,
     Hook,
@@ -107,7 +117,9 @@ def _interface(direction: str, get: Callable[[Packet], str]) -> Condition:
     def describe(value: str, packet: Packet, met: bool) -> str:
         if met:
             return f"it {direction} by {get(packet)}"
-        return f"it {direction} by {get(packet) or 'an unknown interface'}, not {value}"
+        if not get(packet) and value != LO and not (packet.starts_here and direction == "came in"):
+            return f"{NO_INTERFACE} by which it {direction} and assumes that is not {value}"
+        return f"it {direction} by {get(packet) or 'another interface'}, not {value}"
 
     return Condition(probability, describe)
 

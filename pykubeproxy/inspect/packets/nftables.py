@@ -20,9 +20,18 @@ from pykubeproxy.inspect.packets.addresses import (
     subtract,
     union,
 )
-from pykubeproxy.inspect.packets.packet import DNAT, SNAT, UNTRACKED, AffinityList, NodeNetwork, Packet
+from pykubeproxy.inspect.packets.packet import (
+    DNAT,
+    LO,
+    SNAT,
+    UNTRACKED,
+    AffinityList,
+    NodeNetwork,
+    Packet,
+)
 from pykubeproxy.inspect.packets.rule_set import (
     EVERY_PACKET,
+    NO_INTERFACE,
     NOT_KNOWN,
     BaseChain,
     Hook,
@@ -430,6 +439,10 @@ class CompiledNftRule:
         what = listed(one.what for one in shown)
         is_ = "is" if len(shown) == 1 else "are"
         values = " . ".join(one.shown for one in shown)
+        if not met and any(_is_unknown_interface(one, packet) for one in key):
+            match statement:
+                case {"match": {"right": other}} | {"vmap": {"data": other}} if other != LO:
+                    return f"{NO_INTERFACE} and assumes that {statement_text(statement)} does not match"
         match statement:
             case {"match": {"op": op, "right": right}}:
                 negated = (op == "!=") is met
@@ -577,6 +590,11 @@ def _reason(error: Exception) -> str:
             return str(error)
         case _:
             return f"cannot parse a value in the rule: {error}"
+
+
+def _is_unknown_interface(component: _Component, packet: Packet) -> bool:
+    """Return whether a part of a key is an interface that is not known; packets of the node itself come in by none."""
+    return component.value == "" and not (packet.starts_here and component.what.startswith("incoming"))
 
 
 def _components(expression: Json, packet: Packet, network: NodeNetwork) -> Sequence[_Component]:

@@ -55,6 +55,9 @@ class Packet(msgspec.Struct, frozen=True):
     accepted: bool = False
 
 
+LO = "lo"
+
+
 class NodeRoute(msgspec.Struct, frozen=True):
     """The interface to a network."""
 
@@ -87,7 +90,7 @@ class NodeNetwork(msgspec.Struct, frozen=True):
     def interface_to(self, address: str) -> str:
         """Return the interface to an address, which is usually also the one from it; "" if unknown."""
         if self.is_local(address):
-            return "lo"
+            return LO
         matching = [route for route in self.routes if contains(route.network, address)]
         return max(matching, key=lambda route: bits_and_mask(route.network)[1]).interface if matching else ""
 

@@ -11,6 +11,8 @@ from pykubeproxy.rules.ruleset import ChainKey
 
 # Starts the reason of a step that trace cannot evaluate.
 NOT_KNOWN = "trace does not know"
+# Starts the reason of a step that depends on an interface which is not known. Only lo is known not to be the one.
+NO_INTERFACE = "trace does not know the interface"
 # The reason of a rule without conditions.
 EVERY_PACKET = "every packet matches"
 

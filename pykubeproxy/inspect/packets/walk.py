@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from pykubeproxy.inspect.limit import RuleLimit
-from pykubeproxy.inspect.packets.packet import DNAT, SNAT, UNTRACKED, NodeNetwork, Packet
+from pykubeproxy.inspect.packets.packet import DNAT, LO, SNAT, UNTRACKED, NodeNetwork, Packet
 from pykubeproxy.inspect.packets.rule_set import (
     NOT_KNOWN,
     BaseChain,
@@ -157,7 +157,7 @@ class _Walker:
         """Send a packet of the node itself; one to the node comes in again by lo, without a second translation."""
         local, others = self._routed(self._leave(self._hook(Hook.OUTPUT, {packet: Passage(1.0)})))
         local = {
-            msgspec.structs.replace(one, received_by="lo", sent_by=""): passage
+            msgspec.structs.replace(one, received_by=LO, sent_by=""): passage
             for one, passage in local.items()
         }
         local = self._hook(Hook.PREROUTING, local, translated=True)

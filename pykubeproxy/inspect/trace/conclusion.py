@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pykubeproxy.inspect.connection import Location, LocationKind, TracedDestination
-from pykubeproxy.inspect.packets.rule_set import NOT_KNOWN
+from pykubeproxy.inspect.packets.rule_set import NO_INTERFACE, NOT_KNOWN
 from pykubeproxy.inspect.packets.walk import Step
 from pykubeproxy.inspect.trace.journey import (
     EndResult,
@@ -13,8 +13,10 @@ from pykubeproxy.inspect.trace.journey import (
     TracedVisit,
     TracedWay,
     is_bypassed,
+    is_of_proxy,
     shown_node,
 )
+from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.ports import FrontendKind
 from pykubeproxy.wording import counted, listed, percent, period
 
@@ -265,10 +267,19 @@ def _assumptions(answer: Answer) -> Iterator[str]:
 
 
 def _unknown_matches(visit: TracedVisit) -> Iterator[str]:
-    chains = dict.fromkeys(f"{step.table} {step.chain}" for step in visit.steps if NOT_KNOWN in step.reason)
+    node = shown_node(visit.node)
+    # A service proxy asks for interfaces of pods only, by which packets from elsewhere do not come in.
+    unknown = [
+        step
+        for step in visit.steps
+        if NOT_KNOWN in step.reason and not is_of_proxy(ChainKey(step.table, step.chain))
+    ]
+    chains = dict.fromkeys(f"{one.table} {one.chain}" for one in unknown if NO_INTERFACE not in one.reason)
     if chains:
-        node = shown_node(visit.node)
         yield f"Assumed not to match: rules that trace cannot evaluate on {node}, in {listed(chains, _LISTED)}."
+    chains = dict.fromkeys(f"{one.table} {one.chain}" for one in unknown if NO_INTERFACE in one.reason)
+    if chains:
+        yield f"Assumed not to match: rules for interfaces of {node}, which are not known, in {listed(chains, _LISTED)}."
 
 
 def _affinity(visit: TracedVisit) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pykubeproxy.inspect.routes import PacketVerdict, Policy
 from pykubeproxy.inspect.trace.decisions import RuleDecision, decisions
 from pykubeproxy.objects import Family, Node, address_and_port, family_of
 from pykubeproxy.rules.iptables_save import parse_rule
-from pykubeproxy.rules.names import CLUSTER_PREFIX, EXTERNAL_PREFIX, LOCAL_PREFIX, NFT_TABLES, is_owned
+from pykubeproxy.rules.names import CLUSTER_PREFIX, EXTERNAL_PREFIX, LOCAL_PREFIX, NFT_TABLES
 from pykubeproxy.rules.nft_list import incoming_interfaces
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey
@@ -28,6 +28,11 @@ ReadNodes = Callable[[Collection[str]], Mapping[str, NodeState | UnknownNode]]
 def shown_node(name: str) -> str:
     """Return the name of a node for text."""
     return name or "this node"
+
+
+def is_of_proxy(chain: ChainKey | None) -> bool:
+    """Return whether a chain is of a service proxy in any mode."""
+    return chain is not None and (chain.table in NFT_TABLES or is_ours(chain))
 
 
 class EndResult(enum.Enum):
@@ -137,9 +142,7 @@ class TracedWay(msgspec.Struct, frozen=True, rename="camel"):
     def follows_objects(self) -> bool:
         """Whether only current rules of a service proxy decide, so that the other nodes should do the same."""
         final = (ChainKey(end.rule.table, end.rule.chain) for end in self.ends if end.rule)
-        return not any(end.stale for end in self.ends) and all(
-            key.table in NFT_TABLES or is_ours(key) for key in final
-        )
+        return not any(end.stale for end in self.ends) and all(map(is_of_proxy, final))
 
     @property
     def unread(self) -> str | None:
@@ -313,7 +316,7 @@ class Follower:
         leg = msgspec.structs.replace(leg, probability=leg.probability * walked.probability)
         if DNAT in packet.states:
             leg = msgspec.structs.replace(
-                leg, translated_on=leg.node, by_proxy=_is_of_proxy(walked.translated_in)
+                leg, translated_on=leg.node, by_proxy=is_of_proxy(walked.translated_in)
             )
         if SNAT in packet.states:
             leg = msgspec.structs.replace(leg, masqueraded_on=leg.node)
@@ -377,11 +380,6 @@ class Follower:
             return True
         chosen = end.endpoint or not (self._destination.service or self._destination.unserved)
         return chosen and end.result in (EndResult.REACHED, EndResult.LEFT, EndResult.SENT)
-
-
-def _is_of_proxy(chain: ChainKey | None) -> bool:
-    """Return whether a chain is of a service proxy in any mode."""
-    return chain is not None and (chain.table in NFT_TABLES or is_owned(chain.chain))
 
 
 def is_bypassed(end: TracedEnd, source: Location) -> bool:

@@ -185,6 +185,18 @@ def test_firewall_says_nothing_about_other_nodes() -> None:
     assert all("also through node2 and node3" in plain(answer) for answer in dropped)
 
 
+@pytest.mark.parametrize(
+    ("options", "named"), [("-i eth0", True), ("-o eth0", True), ("-i lo", False), ("! -i lo -o eth+", True)]
+)
+def test_rules_for_unknown_interfaces_are_named(options: str, named: bool) -> None:
+    """The routes of these nodes are unknown, so nobody knows whether the rule drops the packets."""
+    nodes = ThreeNodes("nodeport")
+    nodes.add_rules("node1", FORWARD, f"{options} -s {OUTSIDE} -j DROP")
+    answer = nodes.trace(OUTSIDE, node_port("192.168.99.10"))
+    note = "Assumed not to match: rules for interfaces of node1, which are not known, in filter FORWARD."
+    assert (note in answer.notes) is named
+
+
 def test_local_policy_keeps_the_client_and_answers_on_nodes_with_endpoints_only() -> None:
     answer = ThreeNodes("lb-local").trace(OUTSIDE, BALANCER)
     assert by_node(answer) == {
