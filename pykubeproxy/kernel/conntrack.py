@@ -7,13 +7,15 @@ and memory holds only one read. Works on the network namespace of the calling th
 import ipaddress
 import socket
 import struct
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from pykubeproxy.kernel import netlink
+from pykubeproxy.kernel import netlink, system
 from pykubeproxy.kernel.netlink import ADDRESS_FAMILY, attributes
-from pykubeproxy.objects import Family, address_and_port
+from pykubeproxy.objects import Family, address_and_port, family_of
 
 # An address in network order, of 4 or 16 bytes, and a port.
 AddressAndPort = tuple[bytes, int]
@@ -37,7 +39,7 @@ _ZONE = struct.pack("=H", 18)
 _ADDRESSES, _PORTS = 1, 2
 _TO_ADDRESS = {Family.IPV4: 2, Family.IPV6: 4}
 _FROM_ADDRESS = {Family.IPV4: 1, Family.IPV6: 3}
-_NUMBER, _TO_PORT = 1, 3
+_NUMBER, _FROM_PORT, _TO_PORT = 1, 2, 3
 _TCP_INFO, _SCTP_INFO, _STATE = 1, 3, 1
 # linux/netfilter/nf_conntrack_common.h
 _SEEN_REPLY, _ASSURED, _DST_NAT = 1 << 1, 1 << 2, 1 << 5
@@ -61,6 +63,12 @@ _PROTOCOLS = {
     socket.IPPROTO_ICMPV6: "icmpv6",
 }
 _NUMBERS = {name: number for number, name in _PROTOCOLS.items()}
+# Packets that match no connection and cannot start one; entries that lost a race; packets that found the table full.
+FAILURES = {4: "invalid", 9: "insert-failed", 10: "drop"}
+_GET_CPU_STATS = 1 << 8 | 4
+# NFNLGRP_CONNTRACK_NEW, _UPDATE and _DESTROY
+_EVENT_GROUPS = 0b111
+_EVENT_BYTES, _EVENT_SECONDS = 8 << 20, 0.05
 _WITH_PORTS = (socket.IPPROTO_TCP, socket.IPPROTO_UDP, _IPPROTO_SCTP)
 
 
@@ -107,12 +115,16 @@ _Tuple = tuple[bytes, bytes, int, int, int]
 
 def _in_default_zone(family: Family, limit: bytes) -> Iterator[tuple[bytes, _Tuple, _Tuple]]:
     """Yield the entries of protocols with ports, each with its tuples of both directions."""
+    return _with_tuples(family, netlink.netfilter_dump(_GET, ADDRESS_FAMILY[family], limit))
+
+
+def _with_tuples(family: Family, entries: Iterable[bytes]) -> Iterator[tuple[bytes, _Tuple, _Tuple]]:
     layout = _TUPLE[family]
     size = layout.size
     # In another zone, CTA_TUPLE_ZONE makes the tuple longer, or CTA_ZONE follows both tuples.
     original = _HEADER.pack(size, _ORIGINAL | _NESTED)
     reply = _HEADER.pack(size, _REPLY | _NESTED)
-    for raw in netlink.netfilter_dump(_GET, ADDRESS_FAMILY[family], limit):
+    for raw in entries:
         if len(raw) < 2 * size or raw[:4] != original or raw[size : size + 4] != reply:
             continue
         if raw[2 * size + 2 : 2 * size + 4] != _ZONE:
@@ -220,25 +232,121 @@ def flow_lines(
     OSError as `udp_flows` does.
     """
     limit = _filter(family, _NUMBERS[protocol] if protocol else 0, source, destination, port)
-    domain = ADDRESS_FAMILY[family]
     for raw, *directions in _in_default_zone(family, limit):
-        number = directions[0][2]
-        if number not in _WITH_PORTS:
-            continue
-        fields = attributes(raw)
-        status = int.from_bytes(fields.get(_STATUS, b""), "big")
-        # Without a timeout, hardware forwards the packets.
-        timeout = f"{int.from_bytes(fields[_TIMEOUT], 'big')} " if _TIMEOUT in fields else ""
-        state = f"{_state(number, fields)} " if number in _STATES else ""
-        original, reply = (
-            f"src={socket.inet_ntop(domain, one[0])} dst={socket.inet_ntop(domain, one[1])} sport={one[3]} dport={one[4]} "
-            for one in directions
-        )
-        yield (
-            f"{family.value.lower()} {int(domain)} {_PROTOCOLS[number]} {number} {timeout}{state}"
-            f"{original}{'' if status & _SEEN_REPLY else '[UNREPLIED] '}"
-            f"{reply}{'[ASSURED] ' if status & _ASSURED else ''}mark={int.from_bytes(fields.get(_MARK, b''), 'big')}"
-        )
+        if directions[0][2] in _WITH_PORTS:
+            yield _line(family, attributes(raw), directions)
+
+
+def failure_counts() -> dict[str, int]:
+    """Return how many packets this namespace's conntrack failed on, by kind as in FAILURES. Raises OSError."""
+    counts = dict.fromkeys(FAILURES.values(), 0)
+    for raw in netlink.netfilter_dump(_GET_CPU_STATS, socket.AF_UNSPEC, b""):  # for each processor
+        for kind, value in netlink.elements(raw):
+            if kind in FAILURES:
+                counts[FAILURES[kind]] += int.from_bytes(value, "big")
+    return counts
+
+
+def _line(family: Family, fields: dict[int, bytes], directions: Sequence[_Tuple]) -> str:
+    """Return an entry as a line of /proc/net/nf_conntrack."""
+    domain, number = ADDRESS_FAMILY[family], directions[0][2]
+    status = int.from_bytes(fields.get(_STATUS, b""), "big")
+    # Without a timeout, hardware forwards the packets.
+    timeout = f"{int.from_bytes(fields[_TIMEOUT], 'big')} " if _TIMEOUT in fields else ""
+    state = f"{_state(number, fields)} " if number in _STATES else ""
+    original, reply = (
+        f"src={socket.inet_ntop(domain, one[0])} dst={socket.inet_ntop(domain, one[1])} sport={one[3]} dport={one[4]} "
+        for one in directions
+    )
+    return (
+        f"{family.value.lower()} {int(domain)} {_PROTOCOLS[number]} {number} {timeout}{state}"
+        f"{original}{'' if status & _SEEN_REPLY else '[UNREPLIED] '}"
+        f"{reply}{'[ASSURED] ' if status & _ASSURED else ''}mark={int.from_bytes(fields.get(_MARK, b''), 'big')}"
+    )
+
+
+class FirstPacket(NamedTuple):
+    """The first packet of a flow before NAT: the number of its protocol, addresses and ports."""
+
+    protocol: int
+    source: str
+    source_port: int
+    destination: str
+    port: int
+
+    @property
+    def family(self) -> Family:
+        return family_of(self.source)
+
+    @property
+    def _tuple(self) -> _Tuple:
+        source, destination = (ipaddress.ip_address(one).packed for one in (self.source, self.destination))
+        return source, destination, self.protocol, self.source_port, self.port
+
+    def delete(self) -> bool:
+        """Delete the entry of the flow in the default zone. Return whether it existed. Raises OSError."""
+        source, destination, *_ = self._tuple
+        addresses = netlink.attribute(_FROM_ADDRESS[self.family], source)
+        addresses += netlink.attribute(_TO_ADDRESS[self.family], destination)
+        ports = netlink.attribute(_NUMBER, bytes((self.protocol,)))
+        ports += netlink.attribute(_FROM_PORT, struct.pack(">H", self.source_port))
+        ports += netlink.attribute(_TO_PORT, struct.pack(">H", self.port))
+        both = netlink.attribute(_ADDRESSES | _NESTED, addresses) + netlink.attribute(_PORTS | _NESTED, ports)
+        original = netlink.attribute(_ORIGINAL | _NESTED, both)
+        try:
+            netlink.netfilter_request(_DELETE, netlink.ACK, ADDRESS_FAMILY[self.family], original)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+class FlowWatch:
+    """Follows the entries of flows from their first packet on, also of those that end at once, as after a reset.
+
+    Begin before these packets, of one family, are sent. Raises OSError.
+    """
+
+    def __init__(self, flows: Sequence[FirstPacket]) -> None:
+        self._keys = [flow._tuple for flow in flows]
+        self._family = flows[0].family
+        self._fields: dict[_Tuple, dict[int, bytes]] = {key: {} for key in self._keys}
+        self._found: dict[_Tuple, tuple[Sequence[_Tuple], float]] = {}
+        self.lost = system.read_setting("net/netfilter/nf_conntrack_events") == "0"
+        self._events = netlink.subscribe(netlink.NETLINK_NETFILTER, _EVENT_GROUPS, _EVENT_BYTES)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="conntrack", daemon=True)
+        self._thread.start()
+
+    def end(self) -> list[tuple[str, float]]:
+        """End, and return the last known state of each flow as `flow_lines` does, and when it began; "" without one.
+
+        The time is that of the monotonic clock. Afterwards `lost` says whether flows may be missing.
+        """
+        self._ended.set()
+        self._thread.join()
+        self._events.close()
+        return [self._state(key) for key in self._keys]
+
+    def _state(self, key: _Tuple) -> tuple[str, float]:
+        if key not in self._found:
+            return "", 0.0
+        directions, began = self._found[key]
+        return _line(self._family, self._fields[key], directions), began
+
+    def _follow(self) -> None:
+        while True:
+            last = self._ended.is_set()
+            try:
+                events = netlink.events(self._events, 0 if last else _EVENT_SECONDS)
+                # A header of nfnetlink comes first.
+                for raw, original, reply in _with_tuples(self._family, (event[4:] for event in events)):
+                    if original in self._fields:
+                        self._fields[original].update(attributes(raw))
+                        self._found.setdefault(original, ((original, reply), time.monotonic()))
+            except OSError:
+                self.lost = True
+            if last:
+                return
 
 
 def _state(number: int, fields: dict[int, bytes]) -> str:

@@ -3,8 +3,10 @@
 Everything raises OSError with the kernel's error number, and TimeoutError if the kernel does not answer in time.
 """
 
+import contextlib
 import errno
 import os
+import select
 import socket
 import struct
 import sys
@@ -24,6 +26,7 @@ _ATTRIBUTE = struct.Struct("=HH")  # length with this header, type
 _TYPE_MASK = 0x3FFF  # the two upper bits are flags
 # The kernel returns up to 32 KiB for each read of a dump.
 READ = 65536
+_FORCE_BUFFER = 33  # SO_RCVBUFFORCE
 
 
 def message(kind: int, flags: int, body: bytes) -> bytes:
@@ -62,6 +65,31 @@ def dump(
                     return
                 yield answer[start + HEADER.size : start + length]
                 start += (length + 3) & ~3
+
+
+def subscribe(protocol: int, groups: int, buffer: int) -> socket.socket:
+    """Return a socket that gets the events of groups, a bit for each. `buffer` is its size in bytes."""
+    connection = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+    try:
+        with contextlib.suppress(PermissionError):
+            connection.setsockopt(socket.SOL_SOCKET, _FORCE_BUFFER, buffer)
+        connection.bind((0, groups))
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def events(connection: socket.socket, seconds: float) -> Iterator[bytes]:
+    """Yield the bodies of the events that have come; wait for the first one. Raises OSError if some were lost."""
+    while select.select([connection], [], [], seconds)[0]:
+        seconds = 0
+        answer = connection.recv(READ)
+        start = 0
+        while start < len(answer):
+            length, _, _ = _length_type_flags(answer, start)
+            yield answer[start + HEADER.size : start + length]
+            start += (length + 3) & ~3
 
 
 def attribute(kind: int, value: bytes) -> bytes:

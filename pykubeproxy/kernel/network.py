@@ -14,6 +14,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,13 +22,16 @@ import msgspec
 from pykubeproxy.kernel import netlink
 from pykubeproxy.kernel.errors import KernelError, require_linux, require_node
 from pykubeproxy.kernel.netlink import ADDRESS_FAMILY, attributes
-from pykubeproxy.objects import Family
+from pykubeproxy.kernel.system import namespaces_with
+from pykubeproxy.objects import Family, family_of
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
 
 # linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h
 _GET_LINK, _GET_ADDRESS, _GET_ROUTE = 18, 22, 26
+# linux/net_namespace.h
+_GET_NAMESPACE_ID, _NETNSA_ID, _NETNSA_FD = 90, 1, 3
 _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 18, 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_TABLE, _RTA_VIA = 1, 4, 5, 6, 9, 15, 18
@@ -133,6 +137,41 @@ def is_local(address: bytes) -> bool:
             return False
         raise
     return bool(_ROUTE.unpack_from(answer)[7] == _LOCAL)
+
+
+def source_to(address: str) -> str:
+    """Return the address from which this namespace sends to another one. Raises KernelError."""
+    with (
+        _kernel_errors(f"find the way to {address}"),
+        socket.socket(ADDRESS_FAMILY[family_of(address)], socket.SOCK_DGRAM) as unsent,
+    ):
+        unsent.connect((address, 1))
+        return str(unsent.getsockname()[0])
+
+
+def namespace_of_pod(address: str) -> str:
+    """Return the path of the network namespace on this node that has the address of a pod. Raises KernelError.
+
+    Of several with that address, as on a machine with many labs, take the one to which this namespace has a link.
+    """
+    found = namespaces_with(address)
+    linked = [path for path in found if _is_linked(path)]
+    if len(linked or found) != 1:
+        what = "several network namespaces have" if found else "no network namespace of a visible process has"
+        raise KernelError(
+            f"{what} the address {address} of the pod; run this on the pod's node, as root of the host"
+        )
+    return (linked or found)[0]
+
+
+def _is_linked(namespace: str) -> bool:
+    """Return whether an interface of this network namespace has its peer in another one."""
+    with contextlib.suppress(OSError), Path(namespace).open("rb") as file:
+        query = bytes(4) + netlink.attribute(_NETNSA_FD, _NUMBER.pack(file.fileno()))
+        answer = netlink.request(socket.NETLINK_ROUTE, netlink.message(_GET_NAMESPACE_ID, 0, query))
+        # The kernel gives a namespace an id here when a link leads there, else -1.
+        return _number(attributes(answer[4:]), _NETNSA_ID) != 0xFFFFFFFF
+    return False
 
 
 def watch_addresses(changed: Callable[[], None]) -> None:

@@ -197,7 +197,7 @@ class Runner(msgspec.Struct, frozen=True):
         if die_with_parent:
             if not self.prefix and not self.has(argv[0]):
                 raise Missing(argv[0], "that has it")
-            wrapper = _killed_with_parent()
+            wrapper = killed_with_parent()
         try:
             process = subprocess.Popen(
                 [*self.prefix, *wrapper, *argv],
@@ -281,7 +281,7 @@ def kill_commands() -> None:
 
 
 @functools.cache
-def _killed_with_parent() -> tuple[str, ...]:
+def killed_with_parent() -> tuple[str, ...]:
     """Return the command before which another one is killed when its parent ends; () if setpriv is missing or too old.
 
     What the pipe holds would otherwise be written after a successor has started. A preexec_fn makes Python fork instead

@@ -6,6 +6,7 @@ Everything works on the network namespace of the calling thread.
 import contextlib
 import ctypes
 import errno
+import ipaddress
 import os
 import re
 import resource
@@ -173,6 +174,30 @@ def namespace_processes() -> tuple[Process, ...]:
     here = _link(_PROC / "thread-self/ns/net")
     visible = (process(pid) for pid in _pids() if _link(_PROC / str(pid) / "ns/net") == here)
     return tuple(sorted(running for running in visible if running is not None and running.arguments))
+
+
+def namespaces_with(address: str) -> tuple[str, ...]:
+    """Return paths of the other network namespaces that have this address, one for each, by their visible processes."""
+    seen = {_link(_PROC / "thread-self/ns/net")}
+    found = []
+    for pid in _pids():
+        namespace = _link(_PROC / str(pid) / "ns/net")
+        if namespace and namespace not in seen:
+            seen.add(namespace)
+            with contextlib.suppress(OSError):
+                if _has_address(_PROC / str(pid) / "net", address):
+                    found.append(str(_PROC / str(pid) / "ns/net"))
+    return tuple(found)
+
+
+def _has_address(directory: Path, address: str) -> bool:
+    """Return whether the namespace of a /proc/PID/net has an address. Raises OSError."""
+    if ":" in address:
+        return ipaddress.ip_address(address).packed.hex() in (directory / "if_inet6").read_text().split()
+    words = (directory / "fib_trie").read_text().split()
+    return any(
+        one == address and words[at + 1 : at + 4] == ["/32", "host", "LOCAL"] for at, one in enumerate(words)
+    )
 
 
 def shares_container(other: Process) -> bool:
