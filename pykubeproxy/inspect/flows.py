@@ -41,7 +41,11 @@ _OPENING = frozenset(("SYN_SENT", "SYN_SENT2", "SYN_RECV", "COOKIE_WAIT", "COOKI
 
 
 class FlowSide(msgspec.Struct, frozen=True, rename="camel"):
-    """The addresses and ports of the packets of one direction."""
+    """The packets of one direction.
+
+    - `source`, `destination`: their addresses
+    - `source_port`, `destination_port`: their ports
+    """
 
     source: str
     source_port: int
@@ -57,7 +61,8 @@ class Flow(msgspec.Struct, frozen=True):
     - `state`: of TCP and SCTP, such as "SYN_SENT" or "ESTABLISHED"; "" for UDP
     - `unreplied`: no reply has been seen
     - `assured`: packets of both directions have been seen, so a full table keeps the entry
-    - `timeout`: seconds until the entry ends if no packet comes; None if hardware forwards the packets
+    - `timeout`: seconds until the entry ends if no packet comes; null if hardware forwards the packets
+    - `mark`: that of conntrack
     """
 
     family: Family

@@ -44,7 +44,7 @@ def trace_on_node(
     `origin` says where the source is, and `interface` by which the packet comes in, if the user says so. `with_flows`
     adds the flows that the node tracks. Raises TooManyRules.
     """
-    name = directory.here or _name_at(state.network, directory)
+    name = directory.here or name_at(state.network, directory)
     packet = _packet(ends, state, origin, interface)
     source = ends.client
     if packet.starts_here:
@@ -146,7 +146,7 @@ def misplaced(ends: ResolvedConnection, directory: Directory) -> Iterator[str]:
         )
 
 
-def _name_at(network: NodeNetwork, directory: Directory) -> str:
+def name_at(network: NodeNetwork, directory: Directory) -> str:
     """Return the name of the Node that has one of these addresses; "" if there is none."""
     return next(
         (node.name for node in directory.nodes if not network.addresses.isdisjoint(node.addresses)), ""
