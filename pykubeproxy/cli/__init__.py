@@ -48,7 +48,7 @@ def _no_lab() -> str:
 @click.group(
     cls=LazyGroup,
     headings=_COMMANDS,
-    unlisted={"flows": "pykubeproxy.cli.flows:flows"},
+    unlisted={"flows": "pykubeproxy.cli.flows:flows", "probe": "pykubeproxy.cli.probe:probe"},
     absences={"lab": _no_lab},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

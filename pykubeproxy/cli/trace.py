@@ -1,7 +1,7 @@
 """`trace`: show where a connection goes, and why, through the rules of one or several nodes."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import msgspec
@@ -24,12 +24,21 @@ from pykubeproxy.cli.flags import (
     read_config,
     rules_option,
 )
-from pykubeproxy.cli.help import NOT_ANSWERED, OUTPUT, QUESTION, SOURCE, command, option
+from pykubeproxy.cli.help import (
+    ACTION,
+    NOT_ANSWERED,
+    OUTPUT,
+    QUESTION,
+    SOURCE,
+    command,
+    option,
+    with_options,
+)
 from pykubeproxy.cli.sources import bundle_option, node_source, opened, read_errors
 from pykubeproxy.cli.terminal import click_errors, echo_notes
 from pykubeproxy.config import Config, load
 from pykubeproxy.inspect.connection import Directory, LocationKind, ResolvedConnection, Unresolved, resolve
-from pykubeproxy.inspect.node import NodeSource, NodeState, Question, UnknownNode
+from pykubeproxy.inspect.node import NodeSource, NodeState, Question, ReadError, UnknownNode
 from pykubeproxy.inspect.targets import (
     InvalidTarget,
     ServiceFilter,
@@ -40,7 +49,15 @@ from pykubeproxy.inspect.targets import (
 )
 from pykubeproxy.inspect.trace.conclusion import TraceVerdict
 from pykubeproxy.inspect.trace.journey import ReadNodes, TracedWay, receivers
-from pykubeproxy.inspect.trace.question import NowhereToStart, misplaced, trace_in_cluster, trace_on_node
+from pykubeproxy.inspect.trace.live import LiveTraceReport, compare, exit_code, refusal
+from pykubeproxy.inspect.trace.observed import Observations
+from pykubeproxy.inspect.trace.question import (
+    NowhereToStart,
+    misplaced,
+    name_at,
+    trace_in_cluster,
+    trace_on_node,
+)
 from pykubeproxy.inspect.trace.report import TraceReport
 from pykubeproxy.objects import Family, Node, Protocol
 
@@ -50,6 +67,11 @@ if TYPE_CHECKING:
 
 _NO_ADDRESSES = (
     "rules match addresses of the node, which a file does not contain. Give each with --node-address."
+)
+_Command = Callable[..., Any]
+_NO_CONSENT = (
+    "to enter the network of SRC, the debug pod on {} gets the host's processes (hostPID), SYS_ADMIN and SYS_PTRACE, which"
+    " equals root on the node; add --allow-host to permit that"
 )
 _conntrack_option = option(
     "--conntrack",
@@ -61,9 +83,57 @@ _conntrack_option = option(
 _Origin = Literal["pod", "node", "outside"]
 
 
+# The exit codes of a live trace.
+_LIVE_CODES = {
+    1: "With --live: rules and reality agree that probes do not arrive.",
+    3: "With --live: rules and reality differ.",
+}
+
+
+def _live_options(command: _Command) -> _Command:
+    """Add the options of a live trace."""
+    options = (
+        option(
+            "--live", is_flag=True, help="Send probes, and compare what happens with the rules.", group=ACTION
+        ),
+        option(
+            "--count",
+            type=click.IntRange(1, 1000),
+            default=10,
+            show_default=True,
+            help="Number of probes, with --live.",
+            group=ACTION,
+        ),
+        option(
+            "--payload",
+            default="",
+            metavar="TEXT",
+            help="Content of UDP probes.  [default: empty]",
+            group=ACTION,
+        ),
+        option(
+            "--rules-hit",
+            is_flag=True,
+            help="Have the kernel trace which rules of nftables the probes meet on the node of SRC, too.",
+            group=ACTION,
+        ),
+        option(
+            "--allow-affinity",
+            is_flag=True,
+            help="Probe a Service with session affinity, which renews the entry of the client.",
+            group=ACTION,
+        ),
+    )
+    return with_options(command, options)
+
+
 @command(
     context_settings=CONTEXT_SETTINGS,
-    exit_codes={0: "The answer, also that a rule drops the packet.", 2: "Wrong usage or a failure."},
+    exit_codes={
+        0: "The answer, also that a rule drops the packet. With --live: rules and reality agree, and probes arrive.",
+        **_LIVE_CODES,
+        2: "Wrong usage or a failure. With --live also: the probes do not tell.",
+    },
     short_help="Trace a packet through the rules.",
 )
 @click.argument("source", metavar="SRC", shell_complete=sources)
@@ -108,6 +178,7 @@ _Origin = Literal["pod", "node", "outside"]
 @node_address_option
 @option("--steps", "with_steps", is_flag=True, help="Show each rule that the packet meets.", group=OUTPUT)
 @report_option("svg", about="svg is a picture for a browser")
+@_live_options
 @config_options
 @read_errors()
 @click_errors(Unresolved)
@@ -126,6 +197,11 @@ def trace(
     addresses: tuple[str, ...],
     with_steps: bool,
     output: str,
+    live: bool,
+    count: int,
+    payload: str,
+    rules_hit: bool,
+    allow_affinity: bool,
     flags: dict[str, object],
 ) -> None:
     """Trace the first packet of a connection from SRC to DST through the rules of this node.
@@ -136,7 +212,11 @@ def trace(
     which name Services only.
 
     Show the endpoints it may reach with their probabilities, whether its source address is masqueraded, or which rule
-    drops or rejects it. This follows foreign rules too, of iptables and of nftables, sends no packet and changes nothing.
+    drops or rejects it. This follows foreign rules too, of iptables and of nftables. Without --live, it sends no packet
+    and changes nothing.
+
+    With --live, also send probes from SRC, a pod on this node or the node itself, and compare what happens with the
+    rules: the results, the entries of conntrack, which are removed at the end, and the counters of rules.
 
     With --conntrack, also show the connections between both ends that this node tracks now: their state, endpoint and the
     source that it sees, those with an endpoint that no longer serves first; and where session affinity sends the client.
@@ -152,8 +232,13 @@ def trace(
     pykubeproxy trace pod/default/client svc/default/web --conntrack
     pykubeproxy trace 2001:db8::7 [2001:db8::80]:443 -f objects.yaml -o json
     pykubeproxy trace 10.244.1.5 10.96.0.10:80 -o svg > trace.svg
+    pykubeproxy trace --live pod/default/client svc/default/web
     """
     config = read_config(flags)
+    if live and (filename is not None or files or bundle_file or output == "svg"):
+        raise click.UsageError(
+            "--live traces through the rules of this node; remove -f, --rules, --bundle or -o svg"
+        )
     if origin == "node" and in_interface:
         raise click.UsageError("a packet from the node has no incoming interface; remove --in-interface")
     if with_flows and (files or (filename is not None and bundle_file is None)):
@@ -163,7 +248,7 @@ def trace(
     except InvalidTarget as error:
         raise click.UsageError(str(error)) from None
     origin_kind = _client_kind(start, origin)
-    rules, directory = _rules_and_names(config, filename, files, bundle_file, addresses, (start, end))
+    rules, directory = _rules_and_names(config, filename, files, bundle_file, addresses, (start, end), live)
     connection = resolve(
         start,
         end,
@@ -178,6 +263,9 @@ def trace(
         Question((connection.family,), lazily=True, nftables=True, firewalls=True, flows=with_flows)
     )
     assert isinstance(state, NodeState), "these sources yield a node or raise"
+    if not (filename or files or bundle_file) and not directory.node(directory.here):
+        here = name_at(state.network, directory) or directory.here
+        directory = msgspec.structs.replace(directory, here=here)
     state = msgspec.structs.replace(state, node=Node(directory.here), config=config)
     found = trace_on_node(
         state, connection, directory, origin=origin_kind, interface=in_interface, with_flows=with_flows
@@ -186,7 +274,32 @@ def trace(
     steps = (step for way in found.ways for visit in way.visits for step in visit.steps)
     if files and not addresses and any("-type LOCAL" in step.rule for step in steps):
         echo_notes({"": [_NO_ADDRESSES]})
-    _emit(found, output, with_steps)
+    if not live:
+        _emit(found, output, with_steps)
+        return
+    if elsewhere := next(misplaced(connection, directory), ""):
+        raise ReadError(f"no probe is sent: {elsewhere}")
+    if reason := refusal(found, directory, allow_affinity=allow_affinity):
+        raise ReadError(reason)
+    from pykubeproxy.nodes.probing import ThisNode, observe
+
+    first = found.ways[0].node or ""
+    question = Question((connection.family,), lazily=True, nftables=True, firewalls=True)
+    observed = observe(
+        found,
+        {first: state},
+        ThisNode(rules, question),
+        count=count,
+        payload=payload.encode(),
+        rules_hit=rules_hit,
+    )
+    _emit_live(compare(found, observed), output, with_steps)
+
+
+def _emit_live(report: LiveTraceReport, output: str, with_steps: bool) -> None:
+    """Print a live trace and end with the exit code of its verdict."""
+    emit(report, "wide" if with_steps and output == "text" else output)
+    raise SystemExit(exit_code(report.verdict))
 
 
 def _rules_and_names(
@@ -196,12 +309,16 @@ def _rules_and_names(
     bundle_file: str | None,
     addresses: tuple[str, ...],
     targets: Sequence[Target],
+    live: bool,
 ) -> tuple[NodeSource, Directory]:
-    """Return the rules of the node, and where names are looked up. Raises ReadError, UsageError."""
+    """Return the rules of the node, and where names are looked up; for a live trace, also where addresses are.
+
+    Raises ReadError, UsageError.
+    """
     if filename == "-" and "-" in files:
         raise click.UsageError('only one of -f and --rules can be "-"')
     bundle = opened(bundle_file)
-    if filename is None and all(target.kind is TargetKind.ADDRESS for target in targets):
+    if not live and filename is None and all(target.kind is TargetKind.ADDRESS for target in targets):
         return node_source(files, bundle, config.iptables_backend.value, addresses), Directory("")
     from pykubeproxy.cli import logs
     from pykubeproxy.nodes import directory as names
@@ -240,8 +357,9 @@ def _emit(report: TraceReport, output: str, with_steps: bool) -> None:
     "trace",
     short_help="Show where a connection goes, over all nodes on its way.",
     exit_codes={
-        0: "The answer, also that a rule drops the connection.",
-        2: "Wrong usage or a failure; or the first node cannot be read.",
+        0: "The answer, also that a rule drops it. With --live: rules and reality agree, and probes arrive.",
+        **_LIVE_CODES,
+        2: "Wrong usage or a failure; or the first node cannot be read. With --live also: the probes do not tell.",
     },
 )
 @click.argument("source", metavar="SRC", shell_complete=sources)
@@ -260,6 +378,13 @@ def _emit(report: TraceReport, output: str, with_steps: bool) -> None:
 @_conntrack_option
 @option("--steps", "with_steps", is_flag=True, help="Show each rule that the packet meets.", group=OUTPUT)
 @report_option("svg", about="svg is a picture for a browser")
+@_live_options
+@option(
+    "--allow-host",
+    is_flag=True,
+    help="Let the debug pod on the node of SRC enter SRC's network: it gets the rights of root on that node.",
+    group=ACTION,
+)
 @namespace_option
 @cluster_options
 @click_errors(InvalidTarget, Unresolved, NowhereToStart)
@@ -272,6 +397,12 @@ def trace_over_nodes(
     with_flows: bool,
     with_steps: bool,
     output: str,
+    live: bool,
+    count: int,
+    payload: str,
+    rules_hit: bool,
+    allow_affinity: bool,
+    allow_host: bool,
     namespace: str,
     cluster: ClusterOptions,
 ) -> None:
@@ -281,14 +412,20 @@ def trace_over_nodes(
     node/NAME:PORT or ADDRESS:PORT. A name may include its namespace, as in svc/NAMESPACE/NAME.
 
     This reads the rules of the nodes on the way only. For a connection from outside, it shows which nodes answer and
-    which drop it. With --conntrack, it also shows the connections between both ends that these nodes track now. It sends no
-    packet and changes nothing.
+    which drop it. With --conntrack, it also shows the connections between both ends that these nodes track now. Without
+    --live, it sends no packet and changes nothing.
+
+    With --live, it also sends probes from SRC, a pod or a node, and compares what happens with the rules: the results, the
+    entries of conntrack on each node, which are removed at the end, the counters of rules, and whether endpoints listen.
+    The nodes need pykubeproxy in the pods of their proxies or in the --debug-image. Pods of proxies see no other pods, so
+    probes from a pod need --debug-image with --allow-host.
 
     \b
     kubectl pykubeproxy trace pod/default/client svc/default/web:http
     kubectl pykubeproxy trace 203.0.113.7 svc/default/web --via-node node1
     kubectl pykubeproxy trace node/node1 10.96.0.10:53 --proto udp
     kubectl pykubeproxy trace pod/default/client svc/default/web --conntrack
+    kubectl pykubeproxy trace --live pod/default/client svc/default/web
     """
     from pykubeproxy.nodes.directory import cluster_directory
 
@@ -312,6 +449,13 @@ def trace_over_nodes(
         read = _reader(access, directory, with_flows)
         entrances = _entrances(ends, directory)
         found = trace_in_cluster(ends, directory, entrances, read, via=via, with_flows=with_flows)
+        if live and found.verdict is not TraceVerdict.UNKNOWN:
+            if reason := refusal(found, directory, allow_affinity=allow_affinity):
+                raise click.ClickException(reason)
+            if access.debug_pods and found.source.kind is LocationKind.POD and not allow_host:
+                raise click.ClickException(_NO_CONSENT.format(found.source.node))
+            observed = _observed(found, access, directory, read, count, payload, rules_hit)
+            _emit_live(compare(found, observed), output, with_steps)
     _emit(found, output, with_steps)
     if found.verdict is TraceVerdict.UNKNOWN:
         raise SystemExit(NOT_ANSWERED)
@@ -333,6 +477,28 @@ def _reader(access: "NodeAccess", directory: Directory, with_flows: bool) -> Rea
         return {name: known.get(name, absent[name]) for name in names}
 
     return read
+
+
+def _observed(
+    trace: TraceReport,
+    access: "NodeAccess",
+    directory: Directory,
+    read: ReadNodes,
+    count: int,
+    payload: str,
+    rules_hit: bool,
+) -> Observations:
+    """Send probes over the nodes of a trace. Raises ReadError."""
+    from pykubeproxy.nodes.cluster import find_node_pods
+    from pykubeproxy.nodes.probing import observe
+    from pykubeproxy.nodes.probing_pods import NodesInPods
+
+    names = dict.fromkeys(visit.node for visit in trace.ways[0].visits)
+    nodes = tuple(node for node in directory.nodes if node.name in names)
+    with NodesInPods(access, find_node_pods(access, nodes), nodes) as in_pods:
+        return observe(
+            trace, read([*names]), in_pods, count=count, payload=payload.encode(), rules_hit=rules_hit
+        )
 
 
 def _entrances(ends: ResolvedConnection, directory: Directory) -> Sequence[TracedWay]:

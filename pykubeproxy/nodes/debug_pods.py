@@ -12,12 +12,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Self
 
+from pykubeproxy.nodes.ending import ENDING, exit_on_signals, handling
 from pykubeproxy.objects.pods import Pod
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.failures import Failure, Forbidden, NotFound
@@ -36,8 +37,6 @@ _POLL_SECONDS = 0.5
 # Beginnings of reasons for which a container does not start soon.
 _HOPELESS = ("ErrImage", "ImagePull", "InvalidImageName", "CreateContainer", "RunContainerError")
 _CREATE_SECONDS = 10.0  # for pods that are being created when the command ends
-# Signals that end the program: remove pods first, as after Ctrl-C.
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class DebugPods:
@@ -55,7 +54,7 @@ class DebugPods:
         self._signals = ExitStack()
 
     def __enter__(self) -> Self:
-        self._signals.enter_context(_handling(_end, *_ENDING))
+        self._signals.enter_context(exit_on_signals())
         self._remove_abandoned()
         return self
 
@@ -76,7 +75,7 @@ class DebugPods:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._signals, _handling(signal.SIG_IGN, signal.SIGINT, *_ENDING):
+        with self._signals, handling(signal.SIG_IGN, signal.SIGINT, *ENDING):
             with self._changed:
                 self._closed = True
                 self._changed.wait_for(lambda: not self._creating, _CREATE_SECONDS)
@@ -86,24 +85,24 @@ class DebugPods:
                     list(threads.map(self._remove, left))
 
     @contextmanager
-    def on(self, node: str) -> Iterator[ContainerRef]:
-        """Run a pod on a node until the end of the context. Raises Failure."""
+    def on(self, node: str, *, entering: bool = False) -> Iterator[ContainerRef]:
+        """Run a pod on a node until the end of the context. See `manifest`. Raises Failure."""
         name = f"pykubeproxy-debug-{_machine()}-{os.getpid()}-{secrets.token_hex(4)}"
         with self._changed:
             if self._closed:
                 raise Failure("the command is ending")
             self._creating.add(name)
         try:
-            self._create(name, node)
+            self._create(name, manifest(name, node, self._image, entering=entering))
             self._wait(name, node)
             yield ContainerRef(NAMESPACE, name, _CONTAINER)
         finally:
             self._remove(name)
 
-    def _create(self, name: str, node: str) -> None:
+    def _create(self, name: str, pod: Mapping[str, object]) -> None:
         refused = False
         try:
-            create_pod(self._client, NAMESPACE, manifest(name, node, self._image))
+            create_pod(self._client, NAMESPACE, pod)
         except Forbidden as failure:
             refused = True
             raise Forbidden(f"{failure}; {_ROLE}", refused=True) from None
@@ -146,8 +145,12 @@ class DebugPods:
             self._creating.discard(name)
 
 
-def manifest(name: str, node: str, image: str) -> dict[str, object]:
-    """Return a pod that may read the tables of a node, and nothing more. Its image needs sleep and iptables-save."""
+def manifest(name: str, node: str, image: str, *, entering: bool = False) -> dict[str, object]:
+    """Return a pod that may read the tables of a node, and nothing more. Its image needs sleep and iptables-save.
+
+    With `entering`, the pod may also enter the network namespaces of other pods, which makes it root on the node.
+    """
+    more = ["SYS_ADMIN", "SYS_PTRACE", "SETUID", "SETGID", "KILL"] if entering else []
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -155,6 +158,7 @@ def manifest(name: str, node: str, image: str) -> dict[str, object]:
         "spec": {
             "nodeName": node,
             "hostNetwork": True,
+            **({"hostPID": True} if entering else {}),
             "dnsPolicy": "Default",
             "restartPolicy": "Never",
             "activeDeadlineSeconds": _DEADLINE,
@@ -172,7 +176,7 @@ def manifest(name: str, node: str, image: str) -> dict[str, object]:
                         "runAsUser": 0,
                         "allowPrivilegeEscalation": False,
                         "readOnlyRootFilesystem": True,
-                        "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]},
+                        "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW", *more]},
                         "seccompProfile": {"type": "RuntimeDefault"},
                     },
                 }
@@ -205,22 +209,3 @@ def _problem(pod: Pod) -> str:
         or pod.reason
         or pod.phase
     )
-
-
-def _end(number: int, _: object) -> NoReturn:
-    raise SystemExit(128 + number)
-
-
-@contextmanager
-def _handling(
-    handler: Callable[[int, Any], Any] | signal.Handlers, *signals: signal.Signals
-) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
-        return
-    before = {number: signal.signal(number, handler) for number in signals}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)

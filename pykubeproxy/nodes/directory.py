@@ -1,7 +1,9 @@
 """Where the names of pods, Services and nodes are looked up: manifests, an agent, a bundle, an API server, or rules."""
 
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -67,7 +69,7 @@ def node_directory(
             objects, of_agent = bundled_agent(bundle)
             return _directory_of(objects, of_agent or config, f"in {bundle.name}")
         if live:
-            return _agent_directory(targets)
+            return _with_pods_of_user(config, _agent_directory(targets), targets)
     return _rules_directory(source, targets)
 
 
@@ -149,6 +151,17 @@ def _agent_directory(targets: Sequence[Target]) -> Directory:
         if services and not found.objects.services:
             found = agent_state(None)  # for similar names
     return _directory_of(found.objects, found.config, "in the agent on this node")
+
+
+def _with_pods_of_user(config: Config, found: Directory, targets: Sequence[Target]) -> Directory:
+    """Add pods that the agent does not know from the API server of KUBECONFIG, if the user has set it."""
+    kubeconfig = os.environ.get("KUBECONFIG", "")
+    unknown = [one for one in targets if one.kind is TargetKind.POD and one.key not in found.pods]
+    if not unknown or not Path(kubeconfig).is_file():
+        return found
+    client = msgspec.structs.replace(config.client, kubeconfig=kubeconfig)
+    asked = _configured_directory(msgspec.structs.replace(config, client=client), unknown, found.here)
+    return msgspec.structs.replace(found, listed_pods=_joined(found.listed_pods, asked.listed_pods))
 
 
 def _directory_of(objects: NodeObjects, config: Config, place: str) -> Directory:

@@ -13,7 +13,15 @@ from pykubeproxy.cli import main
 from pykubeproxy.inspect.check.report import CheckReport, check_report, checked_node
 from pykubeproxy.inspect.check.this_node import privileges, reverse_path
 from pykubeproxy.inspect.cleanup import CleanedChain, CleanedTables, CleanupReport, RemovedJump
+from pykubeproxy.inspect.connection import Location, LocationKind, TracedDestination
+from pykubeproxy.inspect.flows import Flow, FlowSide
 from pykubeproxy.inspect.status import agent_status, status_report
+from pykubeproxy.inspect.trace.journey import EndResult, TracedEnd, TracedVisit, TracedWay
+from pykubeproxy.inspect.trace.live import LiveTraceReport, compare
+from pykubeproxy.inspect.trace.observed import Listening, NodeView, Observations, RuleRise
+from pykubeproxy.inspect.trace.report import report
+from pykubeproxy.kernel.hits import RuleHit
+from pykubeproxy.kernel.probes import Probe, ProbeOutcome
 from pykubeproxy.lab.report import (
     DemoReport,
     HostState,
@@ -27,7 +35,7 @@ from pykubeproxy.lab.report import (
     scenarios_report,
 )
 from pykubeproxy.lab.scenarios import SCENARIOS
-from pykubeproxy.objects import Family
+from pykubeproxy.objects import Family, Protocol
 from pykubeproxy.pages.statusz import AgentStatus, FamilyStatus, SyncRecord
 from pykubeproxy.report.document import Report, document
 from pykubeproxy.rules.removal import removal
@@ -59,6 +67,7 @@ def examples() -> dict[str, tuple[str, str]]:
         "Status": ("status", status_report([agent_status(_agent())], time=_NOW)),
         "Check": ("check", _checked()),
         "Cleanup": ("cleanup", _cleaned()),
+        "LiveTrace": ("trace --live 10.244.1.9 10.244.2.2:8080", _live()),
         "Lab": ("lab status", _lab()),
         "Labs": ("lab list", LabsReport(labs=(RunningLab("lab", 2960, 4, _LOGS),))),
         "Demo": ("lab demo refused", _demo()),
@@ -158,6 +167,42 @@ def _lab() -> LabReport:
     return LabReport(
         lab="lab", logs=_LOGS, api="http://10.0.0.1:6443", hosts=(node, pod), services=(service,)
     )
+
+
+def _live() -> LiveTraceReport:
+    client, endpoint = Location(LocationKind.POD, "10.244.1.9", "node1"), "10.244.2.2"
+    end = TracedEnd(
+        text=f"{endpoint}:8080 on node2; sees client {client.address}",
+        result=EndResult.SENT,
+        good=True,
+        probability=1.0,
+        address=endpoint,
+        port=8080,
+        kind=LocationKind.POD,
+        node="node2",
+        pod="default/web-2",
+        node_assumed=False,
+        endpoint=False,
+        translated_on=None,
+        stale=False,
+        client=client.address,
+        client_assumed=False,
+        masqueraded_on=None,
+        route=("node1", "node2"),
+        rule=None,
+    )
+    visits = (TracedVisit("node1", "where the packet starts", (), "eth0", False, 1.0, None),)
+    way = TracedWay("node1", ends=(end,), visits=visits)
+    static = report(client, TracedDestination("TCP", endpoint, 8080), (way,), alone=True)
+    probe = Probe(client.address, 20415, ProbeOutcome.CONNECTED, 91.2, 0.0004)
+    side = FlowSide(client.address, 20415, endpoint, 8080)
+    back = FlowSide(endpoint, 8080, client.address, 20415)
+    flow = Flow(Family.IPV4, Protocol.TCP, side, back, "ESTABLISHED", assured=True, timeout=86400)
+    rise = RuleRise("nat", "PREROUTING", "-j KUBE-SERVICES", 1, False)
+    hit = RuleHit(20415, "filter", "FORWARD", "policy accept", "accept")
+    view = NodeView("node1", (flow,), (0.0001,), rises=(rise,), met=1, hits=(hit,))
+    listening = Listening(endpoint, 8080, "node2", probe)
+    return compare(static, Observations((probe,), (view,), (listening,)))
 
 
 def _demo() -> DemoReport:

@@ -17,6 +17,7 @@ from pykubeproxy.inspect.dump.render_rules import RenderReport
 from pykubeproxy.inspect.dump.report import DumpReport
 from pykubeproxy.inspect.explain.report import ExplainReport
 from pykubeproxy.inspect.status import StatusReport
+from pykubeproxy.inspect.trace.live import LiveTraceReport
 from pykubeproxy.inspect.trace.report import TraceReport
 from pykubeproxy.lab.report import DemoReport, LabReport, LabsReport, ScenariosReport
 from pykubeproxy.report.document import Report
@@ -30,6 +31,7 @@ REPORTS: dict[type[Report], str] = {
     ExplainReport: "`pykubeproxy explain`, `kubectl pykubeproxy explain`",
     DiffReport: "`pykubeproxy diff`, `kubectl pykubeproxy diff`",
     TraceReport: "`pykubeproxy trace`, `kubectl pykubeproxy trace`",
+    LiveTraceReport: "`pykubeproxy trace --live`, `kubectl pykubeproxy trace --live`",
     RenderReport: "`pykubeproxy render`",
     CleanupReport: "`pykubeproxy cleanup`",
     LabReport: "`pykubeproxy lab up`, `pykubeproxy lab status`",

@@ -1,5 +1,6 @@
 """Debug pods: what they may do, and that none stays."""
 
+import json
 import os
 import signal
 import socket
@@ -149,3 +150,12 @@ def test_pod_that_does_not_start(
     ):
         pass
     assert cluster.debug_pods() == []
+
+
+def test_only_a_pod_that_enters_others_sees_the_processes_of_the_host() -> None:
+    plain = json.dumps(manifest("a", "node1", "image"))
+    entering = json.dumps(manifest("a", "node1", "image", entering=True))
+    for right in ('"hostPID": true', '"SYS_ADMIN"', '"SYS_PTRACE"'):
+        assert right in entering
+        assert right not in plain
+    assert '"drop": ["ALL"]' in entering
