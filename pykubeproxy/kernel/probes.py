@@ -119,7 +119,7 @@ class ProbeRequest(msgspec.Struct, frozen=True):
     seconds: float = SECONDS
 
 
-class _Attempt:
+class _OpenProbe:
     """One socket from its start to its end."""
 
     def __init__(self, request: ProbeRequest, port: int) -> None:
@@ -220,7 +220,7 @@ def _address(raw: bytes) -> str:
     return socket.inet_ntop(socket.AF_INET6, raw[8:24]) if family == socket.AF_INET6 else ""
 
 
-def _send(request: ProbeRequest, attempts: Sequence[_Attempt]) -> None:
+def _send(request: ProbeRequest, attempts: Sequence[_OpenProbe]) -> None:
     """Start all probes and wait until each has ended, or until standard input ends."""
     waiting = select.poll()
     waiting.register(sys.stdin, 0)  # only its end
@@ -256,14 +256,14 @@ def _send(request: ProbeRequest, attempts: Sequence[_Attempt]) -> None:
             time.sleep(max(0.0, started + sent * pause - time.monotonic()))
 
 
-def _opened(request: ProbeRequest) -> Iterator[_Attempt]:
+def _opened(request: ProbeRequest) -> Iterator[_OpenProbe]:
     """Open sockets at random free ports, so that a probe meets no conntrack entry of an earlier one.
 
     Raises OSError if the kernel lacks the protocol or the address.
     """
     for port in random.sample(_PORTS, min(len(_PORTS), request.count + _TRIES)):
         try:
-            yield _Attempt(request, port)
+            yield _OpenProbe(request, port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
@@ -274,7 +274,7 @@ def _opened(request: ProbeRequest) -> Iterator[_Attempt]:
     raise OSError(errno.EADDRINUSE, "too few free ports")
 
 
-def _close(attempts: Sequence[_Attempt]) -> None:
+def _close(attempts: Sequence[_OpenProbe]) -> None:
     """End connections as clients do; reset those whose other side keeps them open."""
     connected = [
         attempt.socket
@@ -315,7 +315,7 @@ def _drop_rights() -> None:
         raise libc_error()
 
 
-class _Answer(msgspec.Struct):
+class _ProbeAnswer(msgspec.Struct):
     ports: tuple[int, ...] = ()
     probes: tuple[Probe, ...] = ()
     failure: str = ""
@@ -325,7 +325,7 @@ def _serve(descriptor: int) -> None:
     """Open sockets in a namespace, -1 is this one; send after a line on standard input, and close at its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends this process
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProbeRequest)
-    attempts: list[_Attempt] = []
+    attempts: list[_OpenProbe] = []
     try:
         if descriptor >= 0:
             _enter(descriptor)
@@ -333,19 +333,19 @@ def _serve(descriptor: int) -> None:
         # After the change of the user, which clears this.
         LIBC.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         attempts += _opened(request)
-        _tell(_Answer(ports=tuple(attempt.port for attempt in attempts)))
+        _tell(_ProbeAnswer(ports=tuple(attempt.port for attempt in attempts)))
         if sys.stdin.buffer.readline():
             _send(request, attempts)
-            _tell(_Answer(probes=tuple(attempt.probe for attempt in attempts if attempt.probe)))
+            _tell(_ProbeAnswer(probes=tuple(attempt.probe for attempt in attempts if attempt.probe)))
             sys.stdin.buffer.read()
     except BrokenPipeError:
         pass
     except OSError as error:
-        _tell(_Answer(failure=error.strerror or str(error)))
+        _tell(_ProbeAnswer(failure=error.strerror or str(error)))
     _close(attempts)
 
 
-def _tell(answer: _Answer) -> None:
+def _tell(answer: _ProbeAnswer) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.flush()
 
@@ -366,7 +366,7 @@ class Sender:
         """Send the probes and return how each ends. Raises KernelError."""
         return self._ask(True).probes
 
-    def _ask(self, sent: object) -> _Answer:
+    def _ask(self, sent: object) -> _ProbeAnswer:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(msgspec.json.encode(sent) + b"\n")
@@ -374,7 +374,9 @@ class Sender:
             seconds = self._request.seconds + _SPARE_SECONDS
             ready = select.select([self._process.stdout], [], [], seconds)[0]
             line = self._process.stdout.readline() if ready else b""
-            answer = msgspec.json.decode(line, type=_Answer) if line else _Answer(failure="no result")
+            answer = (
+                msgspec.json.decode(line, type=_ProbeAnswer) if line else _ProbeAnswer(failure="no result")
+            )
         except (OSError, ValueError) as error:
             raise KernelError(f"cannot send probes: {error}") from error
         if answer.failure:
