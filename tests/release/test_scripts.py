@@ -280,7 +280,7 @@ def test_warns_of_ports_that_probes_cannot_reach(tmp_path: Path, address: str, w
     [
         ("iptables", "iptables", ""),
         ("nftables", '""', "changed mode: nftables"),
-        ('"nftables"', '""', "changed mode: nftables"),
+        ('"nftables" # the default', '""', "changed mode: nftables"),
         ("ipvs", "ipvs", "warning: kube-proxy runs in ipvs mode"),
     ],
 )

@@ -25,7 +25,7 @@ fi
 # The agent uses the pod's service account and the address in api-server.env instead of a kubeconfig. The kubelet sets
 # oomScoreAdj to -997; a lower value requires CAP_SYS_RESOURCE. The agent has no mode nftables.
 sed -e 's|^\( *kubeconfig:\).*|\1 ""|' -e 's|^oomScoreAdj:.*|oomScoreAdj: -997|' \
-    -e 's|^mode: *"\{0,1\}nftables"\{0,1\} *$|mode: ""|' <<<"$config" >config.conf
+    -e 's|^mode: *"\{0,1\}nftables.*|mode: ""|' <<<"$config" >config.conf
 grep -q '^oomScoreAdj:' config.conf || echo 'oomScoreAdj: -997' >>config.conf
 printf '# The address of the API server.\n%s\n%s\n' \
     "KUBERNETES_SERVICE_HOST=${server//[\[\]]/}" "KUBERNETES_SERVICE_PORT=$port" >api-server.env
@@ -34,6 +34,6 @@ if grep -E '^ *healthzBindAddress: *"?(\[[^]]*]|[0-9.]*):[0-9]+"? *$' config.con
     echo "warning: healthzBindAddress in config.conf must have port 10256, which the pods' probes use" >&2
 fi
 case $(sed -n 's|^mode: *"\{0,1\}\([a-z]*\).*|\1|p' <<<"$config") in
-nftables) echo "changed mode: nftables to mode: \"\"; pykubeproxy writes iptables rules" ;;
+nftables) echo "changed mode: nftables to mode: \"\"; move settings under nftables to iptables" ;;
 ipvs) echo "warning: kube-proxy runs in ipvs mode; change it to iptables mode first, and set mode: \"\"" >&2 ;;
 esac
