@@ -39,7 +39,7 @@ WORKING = {
     "help of run": (("run", "--help"), "--cluster-cidr", 0),
     "help of check": (("check", "--help"), "--node-port-range", 0),
     "render": (("render", "-f", _OBJECTS, *_HERE), "-j KUBE-SERVICES", 0),
-    "explain files": (("explain", "web", "-f", _OBJECTS, *_HERE), "10.244.1.5:8080  ready", 0),
+    "explain files": (("explain", "web", "-f", _OBJECTS, *_HERE), "10.244.1.5:8080  on node1: ready", 0),
     "explain API server": (("explain", "web", *_API), "10.244.1.7:8080  ready", 0),
     "diff": (("diff", "-f", _OBJECTS, "--against", "old.yaml", *_HERE), "10.244.2.9", 1),
     "trace": (("trace", "10.244.1.5", "10.96.0.53:53", "-f", _OBJECTS, *_HERE), "10.244.2.9:53", 0),

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
@@ -15,11 +16,13 @@ from pykubeproxy.lab import faults, machine
 from pykubeproxy.lab.agents import node_environment
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.machine import LabError, LabExists, RunDirectory
-from pykubeproxy.lab.network import entered, lab_namespaces, namespace_prefix
+from pykubeproxy.lab.network import SITES, entered, lab_namespaces, namespace_prefix
 from pykubeproxy.lab.pods import workload
 from pykubeproxy.wording import suggestion
 
 STOP_SECONDS = 20.0
+# Names the lab to commands that run on its hosts.
+_HERE = "PYKUBEPROXY_LAB"
 
 
 def up(name: str, backend: str, pods: int) -> None:
@@ -104,7 +107,11 @@ def _scale(lab: Lab, number: int) -> None:
     present = [pod for pod in lab.pods.values() if pod.app == faults.APP]
     for pod in present[number:]:
         lab.stop_pod(pod)
-    lab.deploy(faults.APP, max(0, number - len(present)))
+    on_nodes = Counter(pod.site.name for pod in present)
+    for _ in range(number - len(present)):
+        node = min(SITES, key=lambda name: on_nodes[name])
+        lab.deploy(faults.APP, 1, nodes=[node])
+        on_nodes[node] += 1
 
 
 def request(directory: RunDirectory, *words: str) -> None:
@@ -183,7 +190,8 @@ def running_labs() -> list[RunDirectory]:
 
 
 def select_lab(name: str | None) -> RunDirectory:
-    """Return the running lab of this name, or the only one. Raises LabError."""
+    """Return the running lab of this name, that of this shell, or the only one. Raises LabError."""
+    name = name or os.environ.get(_HERE)
     running = [directory.lab for directory in running_labs()]
     if not running:
         raise LabError("no lab is running; start one with `pykubeproxy lab up`")
@@ -199,7 +207,8 @@ def select_lab(name: str | None) -> RunDirectory:
 def execute(directory: RunDirectory, host: str, command: list[str]) -> None:
     """Replace this process with a command on a node, in a pod, outside or on the fabric.
 
-    KUBECONFIG names the lab's API server, so that kubectl finds it. A shell shows the host in its prompt.
+    KUBECONFIG names the lab's API server, so that kubectl finds it. Commands for labs select this one. A shell shows the
+    host in its prompt.
 
     Raises LabError for an unknown host, OSError if the command cannot be run.
     """
@@ -208,7 +217,7 @@ def execute(directory: RunDirectory, host: str, command: list[str]) -> None:
         advice = suggestion(host, hosts) or f"use one of {', '.join(hosts)}"
         raise LabError(f"there is no host {host} in lab {directory.lab}; {advice}")
     environment = {**node_environment(directory.logs, host), "KUBECONFIG": str(directory.kubeconfig)}
-    environment["PS1"] = f"{host} # "
+    environment |= {"PS1": f"{host} # ", _HERE: directory.lab}
     with entered(f"{namespace_prefix(directory.lab)}{host}"):
         os.execvpe(command[0], command, environment)  # noqa: S606 - the user's command
 

@@ -50,7 +50,9 @@ class Session:
         command = re.sub(r"(?<!-- )\bkubectl ", f"{self._at_api_server} kubectl ", command)
         command = command.replace("kubectl pykubeproxy ", "kubectl-pykubeproxy ")
         return re.sub(
-            r"pykubeproxy lab (up|down|exec|status|demo|start|stop|scale)\b(?! --(name|list))", named, command
+            r"pykubeproxy lab (up|down|exec|status|demo|start|stop|scale|break|mend)\b(?! --(name|list))",
+            named,
+            command,
         )
 
 

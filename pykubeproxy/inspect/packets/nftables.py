@@ -439,7 +439,7 @@ class CompiledNftRule:
         what = listed(one.what for one in shown)
         is_ = "is" if len(shown) == 1 else "are"
         values = " . ".join(one.shown for one in shown)
-        if not met and any(_is_unknown_interface(one, packet) for one in key):
+        if not (met or network.routes) and any(_is_unknown_interface(one, packet) for one in key):
             match statement:
                 case {"match": {"right": other}} | {"vmap": {"data": other}} if other != LO:
                     return f"{NO_INTERFACE} and assumes that {statement_text(statement)} does not match"

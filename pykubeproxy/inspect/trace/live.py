@@ -52,6 +52,8 @@ _ICMP = {
     },
 }
 _STOPS = re.compile(r"\b(drop|reject)\b", re.IGNORECASE)
+# A node or router has no route to the next one, or gets no answer from it.
+_NO_WAY = ("network unreachable", "host unreachable", "no route", "address unreachable")
 _PORT_UNREACHABLE = ((3, 3), (1, 4))
 
 
@@ -466,6 +468,11 @@ class _Comparison:
             f"no reply came back to {here}: replies are lost, or take another way (asymmetric routing)"
         )
 
+    def _tracks_none(self, node: str, numbers: Sequence[int]) -> bool:
+        """Return whether another node than the first is known to track none of these probes."""
+        known = node != self._first and self._observed.view(node) is not None
+        return known and not any(self._flow(node, number) for number in numbers)
+
     def _own_node(self, target: str) -> str:
         match self._listening.get(target):
             case ProbeOutcome.CONNECTED:
@@ -482,6 +489,13 @@ class _Comparison:
             who = f"({symptom.detail})" if symptom.detail else "by a reset"
             if rises and (not target or symptom.cause is Cause.REJECTED):
                 return self._stopped(Cause.REJECTED, "were rejected", self._first, rises, numbers)
+            to = self._node_of(target)
+            if symptom.detail.endswith(_NO_WAY) and self._tracks_none(to, numbers):
+                text = (
+                    f"went to {tied(target)} and got {symptom.detail}, and {to} tracks none of them: look at the network"
+                    f" between {shown_node(self._first)} and {to} (routes, VXLAN, security groups)"
+                )
+                return LiveCause(Cause.NEVER_ARRIVED, to, text, tuple(numbers))
             text = f"were refused {who}, which no rule says"
             return LiveCause(Cause.REJECTED, node or None, text, tuple(numbers))
         listening = self._listening.get(target)

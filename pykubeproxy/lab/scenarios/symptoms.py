@@ -37,7 +37,9 @@ def refused(run: Run) -> None:
 
     _expect_error(run, "unready pod", caller.prober, unready, "refused")
     run.inspect("node1", f"trace {address} {unready}", "default/unready has no endpoints")
-    run.inspect("node1", "explain default/unready", f"- {pod.target()} not ready")
+    run.inspect(
+        "node1", "explain default/unready", f"- {pod.target()} on {pod.site.name} ({pod.name}): not ready"
+    )
 
     _expect_error(run, "wrong port", caller.prober, wrong, "refused")
     run.inspect("node1", f"trace {address} {wrong}", f"100% {web.addresses[0]}:9090")
@@ -131,7 +133,9 @@ def uneven(run: Run) -> None:
     result = client.tcp(node1, REQUESTS) + client.tcp(node2, REQUESTS)
     expect(result.pods[alone.name] == REQUESTS, f"{REQUESTS} connections for {alone.name}", result)
     run.log("policy Local", f"{REQUESTS} connections to each node: {result}")
-    run.inspect("node2", "explain default/web --family ipv4", f"100% {alone.target()} ready")
+    run.inspect(
+        "node2", "explain default/web --family ipv4", f"100% {alone.target()} on node2 ({alone.name}): ready"
+    )
 
     lab.change_service("web", externalTrafficPolicy="Cluster", sessionAffinity="ClientIP")
     lab.until(lambda: len(client.tcp(node1, MANY).pods) == 1, "one pod answers a client")

@@ -222,6 +222,16 @@ def test_an_icmp_error_that_no_rule_sends_names_its_sender() -> None:
     assert "10.0.0.12: host unreachable" in found.message
 
 
+def test_a_node_that_gets_no_answer_from_the_next_one_names_the_network_between() -> None:
+    """After DNAT, an ICMP error of any node on the way has the address of the Service as its sender."""
+    icmp = IcmpError(3, 1, "10.96.1.1")
+    found = live(ONE, ProbeOutcome.UNREACHABLE, SENT, NodeView("node2", NONE), icmp=icmp)
+    assert (cause(found), found.causes[0].node) == (Cause.NEVER_ARRIVED, "node2")
+    assert "host unreachable, and node2 tracks none of them: look at the network between" in found.message
+    seen = live(ONE, ProbeOutcome.UNREACHABLE, SENT, msgspec.structs.replace(SENT, node="node2"), icmp=icmp)
+    assert cause(seen) is Cause.REJECTED
+
+
 def test_a_node_whose_first_rule_met_nothing_never_saw_the_packets() -> None:
     found = live(ONE, ProbeOutcome.TIMED_OUT, SENT, NodeView("node2", NONE, met=0))
     assert cause(found) is Cause.NEVER_ARRIVED
