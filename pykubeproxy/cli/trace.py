@@ -112,6 +112,14 @@ def _live_options(command: _Command) -> _Command:
             group=ACTION,
         ),
         option(
+            "--size",
+            type=click.IntRange(100, 9000),
+            metavar="BYTES",
+            help="Send so many zero bytes over each TCP connection, to find an MTU that is too small. The endpoint may log"
+            " them as an invalid request.  [default: none]",
+            group=ACTION,
+        ),
+        option(
             "--rules-hit",
             is_flag=True,
             help="Have the kernel trace which rules of nftables the probes meet on the node of SRC, too.",
@@ -200,6 +208,7 @@ def trace(
     live: bool,
     count: int,
     payload: str,
+    size: int | None,
     rules_hit: bool,
     allow_affinity: bool,
     flags: dict[str, object],
@@ -291,6 +300,7 @@ def trace(
         ThisNode(rules, question),
         count=count,
         payload=payload.encode(),
+        size=size or 0,
         rules_hit=rules_hit,
     )
     _emit_live(compare(found, observed), output, with_steps)
@@ -385,6 +395,12 @@ def _emit(report: TraceReport, output: str, with_steps: bool) -> None:
     help="Let the debug pod on the node of SRC enter SRC's network: it gets the rights of root on that node.",
     group=ACTION,
 )
+@option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the debug pods that --live would create, and send nothing.",
+    group=ACTION,
+)
 @namespace_option
 @cluster_options
 @click_errors(InvalidTarget, Unresolved, NowhereToStart)
@@ -400,9 +416,11 @@ def trace_over_nodes(
     live: bool,
     count: int,
     payload: str,
+    size: int | None,
     rules_hit: bool,
     allow_affinity: bool,
     allow_host: bool,
+    dry_run: bool,
     namespace: str,
     cluster: ClusterOptions,
 ) -> None:
@@ -418,7 +436,7 @@ def trace_over_nodes(
     With --live, it also sends probes from SRC, a pod or a node, and compares what happens with the rules: the results, the
     entries of conntrack on each node, which are removed at the end, the counters of rules, and whether endpoints listen.
     The nodes need pykubeproxy in the pods of their proxies or in the --debug-image. Pods of proxies see no other pods, so
-    probes from a pod need --debug-image with --allow-host.
+    probes from a pod need --debug-image with --allow-host. Add --dry-run to print these pods first.
 
     \b
     kubectl pykubeproxy trace pod/default/client svc/default/web:http
@@ -429,6 +447,8 @@ def trace_over_nodes(
     """
     from pykubeproxy.nodes.directory import cluster_directory
 
+    if dry_run and not live:
+        raise click.UsageError("--dry-run is for --live: without it, trace sends nothing; remove --dry-run")
     namespace = cluster.namespace(namespace)
     start = parse_source(source, namespace)
     end = parse_destination(destination, namespace)
@@ -445,6 +465,9 @@ def trace_over_nodes(
         entry=via,
     )
     echo_notes({"": (*remarks, *ends.notes)})
+    if dry_run:
+        click.echo(_planned_pods(ends, via, cluster.debug_image))
+        return
     with node_access(client, cluster) as access:
         read = _reader(access, directory, with_flows)
         entrances = _entrances(ends, directory)
@@ -454,7 +477,7 @@ def trace_over_nodes(
                 raise click.ClickException(reason)
             if access.debug_pods and found.source.kind is LocationKind.POD and not allow_host:
                 raise click.ClickException(_NO_CONSENT.format(found.source.node))
-            observed = _observed(found, access, directory, read, count, payload, rules_hit)
+            observed = _observed(found, access, directory, read, count, payload, size, rules_hit)
             _emit_live(compare(found, observed), output, with_steps)
     _emit(found, output, with_steps)
     if found.verdict is TraceVerdict.UNKNOWN:
@@ -479,6 +502,23 @@ def _reader(access: "NodeAccess", directory: Directory, with_flows: bool) -> Rea
     return read
 
 
+def _planned_pods(ends: ResolvedConnection, via: str, image: str) -> str:
+    """Return the manifests of the debug pods that a live trace creates."""
+    if not image:
+        return "# No pod would be created: probes are sent from the pods of proxies."
+    from pykubeproxy.nodes.debug_pods import manifest
+    from pykubeproxy.report.document import yaml_text
+
+    node, name = ends.client.node or via or "NODE", "pykubeproxy-debug-example"
+    pods = {
+        "On each node on the way, to read its rules and its conntrack:": manifest(name, node, image),
+    }
+    if ends.client.kind is LocationKind.POD:
+        entering = manifest(f"{name}-enters", node, image, entering=True)
+        pods["On the node of SRC, to send probes from the network of SRC:"] = entering
+    return "---\n".join(f"# {about}\n{yaml_text(pod)}" for about, pod in pods.items()).rstrip()
+
+
 def _observed(
     trace: TraceReport,
     access: "NodeAccess",
@@ -486,6 +526,7 @@ def _observed(
     read: ReadNodes,
     count: int,
     payload: str,
+    size: int | None,
     rules_hit: bool,
 ) -> Observations:
     """Send probes over the nodes of a trace. Raises ReadError."""
@@ -497,7 +538,13 @@ def _observed(
     nodes = tuple(node for node in directory.nodes if node.name in names)
     with NodesInPods(access, find_node_pods(access, nodes), nodes) as in_pods:
         return observe(
-            trace, read([*names]), in_pods, count=count, payload=payload.encode(), rules_hit=rules_hit
+            trace,
+            read([*names]),
+            in_pods,
+            count=count,
+            payload=payload.encode(),
+            size=size or 0,
+            rules_hit=rules_hit,
         )
 
 

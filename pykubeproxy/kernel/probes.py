@@ -7,6 +7,7 @@ standard input ends, so that conntrack shows them.
 import contextlib
 import enum
 import errno
+import fcntl
 import os
 import random
 import select
@@ -15,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,7 +48,15 @@ SECONDS = 3.5
 # Probes start together, but not at the same moment: some rules limit rates.
 _SPREAD, _LONGEST_PAUSE = 0.2, 0.01
 _CLOSE_SECONDS = 0.2
-_SPARE_SECONDS = 10.0
+_SPARE_SECONDS = 15.0
+# linux/tcp.h: state, options, size of segments
+_TCP_INFO = struct.Struct("=B4xB10xI")
+_ESTABLISHED, _TIMESTAMPS = 1, 1
+# Three retransmissions fit.
+_DATA_SECONDS = 1.6
+_LOOK_SECONDS = 0.01
+SMALL = 100
+"""Bytes up to which an IP packet is small: any MTU lets it pass."""
 
 
 def protocol_number(protocol: Protocol) -> int:
@@ -96,6 +106,8 @@ class Probe(msgspec.Struct, frozen=True, rename="camel"):
     - `seconds`: until this end
     - `icmp`: the ICMP error, or null
     - `error`: that of the kernel as text, or ""
+    - `lost_size`: bytes of the first IP packet that the other side did not acknowledge, 0 for none; null if no data was
+      sent, or the connection ended before
     """
 
     source: str
@@ -105,10 +117,14 @@ class Probe(msgspec.Struct, frozen=True, rename="camel"):
     seconds: float
     icmp: IcmpError | None = None
     error: str = ""
+    lost_size: int | None = None
 
 
 class ProbeRequest(msgspec.Struct, frozen=True):
-    """What to send. `source` "" is for the caller to choose; `payload` is that of UDP."""
+    """What to send. `source` "" is for the caller to choose; `payload` is that of UDP.
+
+    `size`: bytes to send over each TCP connection, 0 for none
+    """
 
     protocol: Protocol
     source: str
@@ -117,6 +133,7 @@ class ProbeRequest(msgspec.Struct, frozen=True):
     count: int = 1
     payload: bytes = b""
     seconds: float = SECONDS
+    size: int = 0
 
 
 class _OpenProbe:
@@ -169,6 +186,27 @@ class _OpenProbe:
             self._failed(error.errno or errno.EIO)
         else:
             self._end(ProbeOutcome.REPLIED)
+
+    def send(self, number: int) -> None:
+        """Send zero bytes over a connection."""
+        with contextlib.suppress(OSError):
+            self.socket.send(bytes(number))
+
+    @property
+    def unacknowledged(self) -> int:
+        """Return how many bytes the other side has not acknowledged yet."""
+        return int.from_bytes(fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+
+    def judge(self, size: int) -> None:
+        """Record whether data of this size was acknowledged; an error, such as a reset, says nothing about that."""
+        assert self.probe is not None
+        lost: int | None = 0
+        if self.unacknowledged:
+            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+            state, options, largest = _TCP_INFO.unpack(info)
+            headers = (60 if self._family == socket.AF_INET6 else 40) + (12 if options & _TIMESTAMPS else 0)
+            lost = headers + min(size, largest) if state == _ESTABLISHED else None
+        self.probe = msgspec.structs.replace(self.probe, lost_size=lost)
 
     def expire(self) -> None:
         self._end(ProbeOutcome.UNANSWERED if self._is_udp else ProbeOutcome.TIMED_OUT)
@@ -256,6 +294,20 @@ def _send(request: ProbeRequest, attempts: Sequence[_OpenProbe]) -> None:
             time.sleep(max(0.0, started + sent * pause - time.monotonic()))
 
 
+def _send_data(size: int, attempts: Sequence[_OpenProbe]) -> None:
+    """Send one byte over each connection, and the others where that arrives."""
+    connected = [one for one in attempts if one.probe and one.probe.outcome is ProbeOutcome.CONNECTED]
+    for number in (1, size - 1):
+        for attempt in connected:
+            attempt.send(number)
+        end = time.monotonic() + _DATA_SECONDS
+        while any(attempt.unacknowledged for attempt in connected) and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
+        for attempt in connected:
+            attempt.judge(number)
+        connected = [attempt for attempt in connected if not attempt.unacknowledged]
+
+
 def _opened(request: ProbeRequest) -> Iterator[_OpenProbe]:
     """Open sockets at random free ports, so that a probe meets no conntrack entry of an earlier one.
 
@@ -336,6 +388,8 @@ def _serve(descriptor: int) -> None:
         _tell(_ProbeAnswer(ports=tuple(attempt.port for attempt in attempts)))
         if sys.stdin.buffer.readline():
             _send(request, attempts)
+            if request.size and request.protocol is Protocol.TCP:
+                _send_data(request.size, attempts)
             _tell(_ProbeAnswer(probes=tuple(attempt.probe for attempt in attempts if attempt.probe)))
             sys.stdin.buffer.read()
     except BrokenPipeError:

@@ -154,7 +154,7 @@ def manifest(name: str, node: str, image: str, *, entering: bool = False) -> dic
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "labels": _LABELS},
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": _LABELS},
         "spec": {
             "nodeName": node,
             "hostNetwork": True,

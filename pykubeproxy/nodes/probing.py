@@ -141,6 +141,7 @@ def observe(
     *,
     count: int,
     payload: bytes,
+    size: int = 0,
     rules_hit: bool = False,
 ) -> Observations:
     """Send probes along a trace of one way, and return what the nodes on it show. Raises ReadError, NotPermitted.
@@ -156,6 +157,7 @@ def observe(
         trace.destination.port,
         count,
         payload,
+        size=size,
     )
     known = {name: state for name, state in states.items() if isinstance(state, NodeState)}
     chains = {name: visited_chains(way, name) for name in known}

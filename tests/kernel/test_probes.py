@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pykubeproxy.kernel import KernelError, conntrack, nftables, probes
@@ -74,6 +75,17 @@ def test_result_of_a_probe_is_what_the_kernel_says(
     for probe in sent(port, protocol):
         assert (probe.outcome, probe.icmp and (probe.icmp.type, probe.icmp.code)) == (outcome, icmp)
         assert probe.icmp is None or probe.icmp.sender == HERE
+
+
+@pytest.mark.parametrize(("passing", "lost"), [(65535, 0), (500, 552), (52, 53)])
+def test_data_that_is_not_acknowledged_names_the_size_of_its_packet(
+    server: str, passing: int, lost: int
+) -> None:
+    rule = f"tcp dport {OPEN} tcp flags & (syn | psh) == psh meta length > {passing} drop"
+    subprocess.run(("nft", "add", "rule", "inet", "t", "input", rule), check=True)
+    wanted = msgspec.structs.replace(request(OPEN), size=501)
+    with probes.opened(wanted) as sender:
+        assert [probe.lost_size for probe in sender.send()] == [lost] * 2
 
 
 def test_udp_with_an_answer_is_replied(server: str) -> None:

@@ -5,18 +5,38 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pykubeproxy.lab.cluster import Lab
+from pykubeproxy.lab.faults import FAULTS, Fault, break_lab, mend
 from tests.fakes.kubectl import kubectl, needs_kubectl
 from tests.fakes.process import COMMAND
 
 pytestmark = [pytest.mark.root, needs_kubectl]
 
 TRACE = ("trace", "--live", "-o", "json")
+SERVICES = "/api/v1/namespaces/default/services"
 ENDS = ("pod/default/client-1", "svc/default/web")
+
+
+BEHIND = "left node1 for 10.244.2.2:8080, and no reply came back"
+# The cause and gist over all nodes, and by the view of node1 alone: it does not know what happens behind it.
+SHOWN = {
+    "link": (
+        ("never-arrived", "node2 never saw the packets: look at the network between node1 and node2"),
+        ("no-reply", BEHIND),
+    ),
+    "port": (("not-listening", "nothing listens at"), ("refused", "so nothing listens there, or a firewall")),
+    "iptables": (("as-predicted", "node2 drops the others (filter FORWARD)"), ("no-reply", BEHIND)),
+    "nftables": (("as-predicted", "node2 drops the others (inet lab-fault forward)"), ("no-reply", BEHIND)),
+    "asymmetric": (("reply-lost", "which answered, but no reply came back to node1"), ("no-reply", BEHIND)),
+    "mtu": (("mtu", "the MTU between node1 and node2 is smaller"), ("mtu", "the MTU on the way is smaller")),
+    "stale": (("as-predicted", "sends the others to endpoints that have gone"), None),
+}
 
 
 @pytest.fixture(scope="module", params=["nft", "legacy"])
@@ -149,3 +169,52 @@ def test_probes_stay_in_the_cluster(lab: Lab) -> None:
     done = kubectl(lab, "pykubeproxy", *TRACE, ENDS[0], "203.0.113.10:80")
     assert done.returncode == 2
     assert "no Service, pod or node" in done.stderr
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
+def test_each_fault_of_the_lab_has_its_own_sentence(lab: Lab, fault: Fault) -> None:
+    more = ("--count", "20", "--size", "2000")
+    (cause, gist), alone = SHOWN[fault.name]
+
+    def causes(found: dict[str, Any]) -> set[str]:
+        return {one["cause"] for one in found["causes"]} - {"arrived"}
+
+    lab.until(lambda: live(lab, *ENDS, *more)[0] == 0, "a path")
+    break_lab(lab, fault)
+    try:
+        lab.until(lambda: cause in causes(live(lab, *ENDS, *more)[2]), cause)
+        code, message, found = live(lab, *ENDS, *more)
+        assert causes(found) <= {cause}
+        assert (code, found["verdict"]) == (
+            (1, "fails-as-predicted") if cause == "as-predicted" else (3, "differs")
+        )
+        assert gist in message
+        shown = kubectl(lab, "pykubeproxy", *TRACE[:2], *ENDS, *more).stdout
+        assert gist in " ".join(shown.split())
+        if alone:
+            service = next(one for one in lab.api.items(SERVICES) if one["metadata"]["name"] == "web")
+            ends = (lab.pods["client-1"].addresses[0], f"{service['spec']['clusterIP']}:80")
+            with lab.nodes["node1"].namespace.entered():
+                done = subprocess.run((*COMMAND, *TRACE, *ends, *more), capture_output=True, text=True)
+            found = json.loads(done.stdout)
+            assert (done.returncode, found["causes"][0]["cause"]) == (3, alone[0])
+            assert alone[1] in found["message"]
+    finally:
+        mend(lab)
+
+
+def test_dry_run_prints_the_debug_pods_and_sends_nothing(lab: Lab) -> None:
+    def syns() -> str:
+        client = lab.pods["client-1"].namespace
+        with client.entered():
+            return Path("/proc/net/snmp").read_text().split("Tcp:")[2].split()[4]  # ActiveOpens
+
+    before = syns()
+    done = kubectl(lab, "pykubeproxy", *TRACE[:2], *ENDS, "--dry-run", "--debug-image", "image:1")
+    assert done.returncode == 0, done.stderr
+    reading, entering = (pod["spec"] for pod in yaml.safe_load_all(done.stdout))
+    assert "hostPID" not in reading
+    assert entering["hostPID"]
+    assert {pod["nodeName"] for pod in (reading, entering)} == {"node1"}
+    assert "debug" not in kubectl(lab, "get", "pods", "-A").stdout
+    assert syns() == before

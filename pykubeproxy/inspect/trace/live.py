@@ -17,7 +17,7 @@ from pykubeproxy.inspect.trace.journey import EndResult, TracedEnd, shown_node
 from pykubeproxy.inspect.trace.observed import NodeView, Observations, RuleRise
 from pykubeproxy.inspect.trace.report import TraceReport
 from pykubeproxy.inspect.trace.shares import unlikely_share
-from pykubeproxy.kernel.probes import IcmpError, Probe, ProbeOutcome
+from pykubeproxy.kernel.probes import SMALL, IcmpError, Probe, ProbeOutcome
 from pykubeproxy.objects import address_and_port
 from pykubeproxy.report.document import Report
 from pykubeproxy.report.text import GAP, Block, Heading, Row, Section, Sentence, Table, Tone
@@ -51,6 +51,7 @@ _ICMP = {
         (3, 0): "hop limit exceeded",
     },
 }
+_BEYOND = "packets or replies are lost behind this node, or the endpoint does not answer"
 _STOPS = re.compile(r"\b(drop|reject)\b", re.IGNORECASE)
 # A node or router has no route to the next one, or gets no answer from it.
 _NO_WAY = ("network unreachable", "host unreachable", "no route", "address unreachable")
@@ -93,6 +94,8 @@ class Cause(enum.Enum):
     LOST = "lost"
     TABLE_FULL = "table-full"
     UNANSWERED = "unanswered"
+    MTU = "mtu"
+    DATA_LOST = "data-lost"
     SHARES = "shares"
     UNKNOWN = "unknown"
 
@@ -300,7 +303,14 @@ class _Comparison:
         if probe.outcome in _ARRIVED and probe.seconds > _LATE:
             return self._late(number, target)
         if probe.outcome in _ARRIVED:
-            return self._arrived(target, ends)
+            found = self._arrived(target, ends)
+            if found.cause is Cause.ARRIVED and probe.lost_size:
+                large = probe.lost_size > SMALL
+                detail = str(probe.lost_size)
+                return _Symptom(
+                    Cause.MTU if large else Cause.DATA_LOST, self._node_of(target), target, detail
+                )
+            return found
         if target and not ends:
             return _Symptom(Cause.OTHER_ENDPOINT, self._first, target, "failed")
         if probe.outcome is ProbeOutcome.NOT_SENT:
@@ -418,6 +428,18 @@ class _Comparison:
                     f"connected, but conntrack of {node} has no entry for them: something else than these rules forwards"
                     " them, such as eBPF"
                 )
+            case _Symptom(Cause.MTU, detail=size):
+                way = (
+                    "on the way"
+                    if symptom.node == self._first
+                    else f"between {shown_node(self._first)} and {node}"
+                )
+                text = (
+                    f"connected to {place}, but packets of {size} bytes do not arrive, though small ones do: the MTU {way}"
+                    " is smaller, and no ICMP error says so"
+                )
+            case _Symptom(Cause.DATA_LOST):
+                text = f"connected to {place}, which acknowledges no data after that"
             case _Symptom(Cause.NOT_SENT, detail=error):
                 text = f"could not be sent ({error})"
             case _Symptom(Cause.REFUSED | Cause.REJECTED):
@@ -433,7 +455,10 @@ class _Comparison:
                 rises = self._stopping(symptom.node, len(numbers))
                 if rises and self._stays(self._ends_at(numbers[0], symptom.target)[0].route):
                     return self._stopped(Cause.DROPPED, "died", symptom.node, rises, numbers)
-                text = f"reached {node}, but {place} did not answer{self._own_node(symptom.target)}"
+                if any(end.result is EndResult.SENT for end in self._ends.get(symptom.target, ())):
+                    text = f"left {node} for {place}, and no reply came back: {_BEYOND}"
+                else:
+                    text = f"reached {node}, but {place} did not answer{self._own_node(symptom.target)}"
             case _Symptom(Cause.UNANSWERED):
                 text = f"{f'went to {at} and ' if at else ''}got no answer, which UDP does not promise"
             case _:

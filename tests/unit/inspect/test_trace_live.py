@@ -323,6 +323,34 @@ def test_an_endpoint_that_does_not_answer_is_asked_from_its_node(outcome: ProbeO
     assert words in found.message
 
 
+@pytest.mark.parametrize(
+    ("size", "expected", "words"),
+    [
+        (
+            1500,
+            Cause.MTU,
+            "packets of 1500 bytes do not arrive, though small ones do: the MTU between node1 and",
+        ),
+        (53, Cause.DATA_LOST, "which acknowledges no data"),
+        (0, Cause.ARRIVED, "4 of 4 connections arrived"),
+    ],
+)
+def test_only_large_packets_that_are_lost_blame_the_mtu(size: int, expected: Cause, words: str) -> None:
+    probes = tuple(
+        msgspec.structs.replace(probe(number, ProbeOutcome.CONNECTED), lost_size=size) for number in range(4)
+    )
+    found = compare(ONE, Observations(probes, (NodeView("node1", tracked()),)))
+    assert cause(found) is expected
+    assert words in found.message
+
+
+def test_a_node_alone_does_not_say_that_packets_reached_an_endpoint_behind_it() -> None:
+    behind = end(THERE, "node1", 1.0, EndResult.SENT)
+    found = live(trace(behind, visits=(visit("node1"),)), ProbeOutcome.TIMED_OUT, SENT)
+    assert cause(found) is Cause.NO_REPLY
+    assert "left node1 for 10.244.2.2:8080 (pod default/web-2), and no reply came back" in found.message
+
+
 def test_a_node_whose_rules_are_unread_makes_the_answer_unknown() -> None:
     static = trace(
         end(THERE, "node2", 1.0, EndResult.SENT), visits=(visit("node1"), visit("node2", unread="no pod"))

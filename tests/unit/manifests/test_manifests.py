@@ -259,8 +259,14 @@ def granted(role: Object) -> set[str]:
 def test_exec_is_granted_in_kube_system_only() -> None:
     """Exec into a proxy's pod equals root, so it is no right in all namespaces."""
     with_exec = [role for role in ROLES if any("pods/exec" in item for item in granted(role))]
-    assert [(item["kind"], item["metadata"]["namespace"]) for item in with_exec] == [("Role", "kube-system")]
+    assert {(item["kind"], item["metadata"]["namespace"]) for item in with_exec} == {("Role", "kube-system")}
     assert granted(with_exec[0]) == {"get pods/exec", "create pods/exec"}
+
+
+def test_probing_needs_exec_and_debug_pods() -> None:
+    (role,) = (item for item in ROLES if item["metadata"]["name"] == "pykubeproxy-probe")
+    others = (item for item in ROLES if item["kind"] == "Role" and item is not role)
+    assert granted(role) == set().union(*map(granted, others))
 
 
 def test_reading_changes_nothing() -> None:
