@@ -102,11 +102,20 @@ serve: docs ## build the documentation and serve it at http://127.0.0.1:8000, wi
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs
 
 .PHONY: dist
-dist: venv ## build sdist, wheel and its bill of materials in dist/; test each in a clean environment
+dist: venv ## build sdist, wheel with its bill of materials, plugin in one file and Helm chart in dist/; test packages
 	rm -rf dist
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-build.txt
 	SOURCE_DATE_EPOCH=$(COMMIT_DATE) $(BIN)/hatchling build
 	SOURCE_DATE_EPOCH=$(COMMIT_DATE) tests/setup/of-wheel.sh
+	SOURCE_DATE_EPOCH=$(COMMIT_DATE) tests/setup/plugin.sh
+	SOURCE_DATE_EPOCH=$(COMMIT_DATE) PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python -m tests.chart build/chart dist/
 	tests/setup/try-dist.sh
+
+.PHONY: chart
+chart: venv ## write the Helm chart to build/chart and test it with Helm
+	$(BIN)/python -m pip install --quiet --group helm
+	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python -m tests.chart build/chart
+	$(BIN)/python -m pytest tests/unit/manifests/test_chart.py
 
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --upgrade
 

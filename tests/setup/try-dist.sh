@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 program=$folder/venv/bin/pykubeproxy
-for file in dist/*.whl dist/*.tar.gz; do
+for file in dist/*.whl dist/pykubeproxy-*.tar.gz; do
     python=$(tests/setup/python.sh)
     "$python" -m venv --clear "$folder/venv"
     install=("$folder/venv/bin/pip" install --quiet --disable-pip-version-check)
@@ -33,4 +33,19 @@ with open("pyproject.toml", "rb") as file:
 EOF
 "${install[@]}" -c "$folder/lowest.txt" dist/*.whl
 .venv/bin/python -m tests.base_commands "$program"
+# The plugin in one file, with an empty folder of its own, twice; under the name pykubeproxy it is that program.
+case $(uname -sm) in
+"Linux x86_64") plugin=$(echo dist/kubectl-*-linux-amd64) ;;
+"Linux aarch64") plugin=$(echo dist/kubectl-*-linux-arm64) ;;
+*) plugin= ;;
+esac
+if [ -n "$plugin" ]; then
+    export XDG_CACHE_HOME=$folder/cache
+    for _ in first again; do
+        "$plugin" --version
+    done
+    [ "$(stat -c %a "$folder/cache/pykubeproxy")" = 700 ]
+    ln -s "$PWD/$plugin" "$folder/pykubeproxy"
+    .venv/bin/python -m tests.base_commands "$folder/pykubeproxy"
+fi
 sha256sum dist/*
