@@ -18,6 +18,7 @@ from typing import Protocol
 
 import yaml
 
+import pykubeproxy
 from pykubeproxy.kernel import Backend, KernelError
 from pykubeproxy.lab.agents import COMMAND
 from pykubeproxy.lab.api import NODES, SERVICES, SLICES, Object
@@ -27,7 +28,7 @@ from pykubeproxy.lab.network import CLUSTER_CIDRS
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
 from tests.fakes.kube_proxy import without_unknown
-from tests.handover.node import NODE, Node
+from tests.handover.node import NEXT_VERSION, NODE, Node
 
 _KINDS = {
     SERVICES: {"apiVersion": "v1", "kind": "Service"},
@@ -38,6 +39,8 @@ _FAMILY = re.compile(r"^# (IPv[46]), .*\n", re.MULTILINE)
 _NFACCT = re.compile(r" -m nfacct --nfacct-name +\S+")
 _SYNC_SECONDS = 30.0
 _METRICS = "127.0.0.1:20249"  # not the agent's
+# More than the chains of all Services that change during a hand-over; IPv4 has 1200 chains of endpoints and Services.
+_FEW_CHAINS = 300
 _LAST_SYNC = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
 
 
@@ -234,6 +237,18 @@ def roll_out(node: Node, _: KubeProxy, chance: random.Random) -> None:
     node.wait_for("rules in place")
 
 
+def update(node: Node, _: KubeProxy, chance: random.Random) -> None:
+    """An agent of the next version takes over, and one of this version again; they write only what changes meanwhile."""
+    for version in (NEXT_VERSION, pykubeproxy.__version__):
+        node.agent.stop()
+        time.sleep(chance.uniform(0.0, 0.5))
+        node.change_version()
+        node.start()
+        node.wait_for(f"version={version}")
+        written = node.chains_written()
+        assert len(written) >= len(Family) and max(written[: len(Family)]) < _FEW_CHAINS, (version, written)
+
+
 def switch_dispatch(node: Node, _: KubeProxy, chance: random.Random) -> None:
     """The agent restarts with a tree instead of flat dispatch, or the other way round."""
     node.agent.stop()
@@ -282,6 +297,7 @@ ALL: tuple[HandOver, ...] = (
     restart,
     kill,
     roll_out,
+    update,
     switch_dispatch,
     to_kube_proxy_and_back,
     beside_kube_proxy,

@@ -1,6 +1,9 @@
 """The node under test: its pods, which never stop, its agents, its Services and their changes, and the routes to them."""
 
+import os
 import random
+import re
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +12,9 @@ from enum import Enum
 from pathlib import Path
 from threading import Event
 from typing import NamedTuple
+from unittest import mock
 
+import pykubeproxy
 from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
 from pykubeproxy.lab.agents import AgentProcess, node_environment
 from pykubeproxy.lab.api import NAMESPACES, POD_PORT, SERVICES, SLICES, Api, Object, in_namespace, namespace
@@ -189,6 +194,19 @@ _CROWD = 240  # Services; above 200 addresses, dispatch=auto makes a tree
 _CHANGING = range(_CROWD, _CROWD + 40)
 
 
+NEXT_VERSION = "999.0.0"
+_WRITTEN = re.compile(r" synced .*kind=full .*chains_written=(\d+)")
+
+
+def _next_version(folder: Path) -> Mapping[str, str]:
+    """Copy the program with a higher version into a folder; return the environment that runs the copy."""
+    source = Path(pykubeproxy.__file__).parent
+    shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+    module = folder / source.name / "__init__.py"
+    module.write_text(module.read_text().replace(pykubeproxy.__version__, NEXT_VERSION))
+    return {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+
+
 class Node:
     """Node1 of a lab. `agent` runs after `start`; `backend` and `settings` are for the next start."""
 
@@ -208,10 +226,9 @@ class Node:
         self.crowd = Crowd(lab.api, [pod.addresses for pod in self.pods], stride=2, both=5)
         self.crowd.create(range(_CROWD))
         self.agent = lab.agents[NODE]
-        (logs := lab.logs / "second").mkdir()
-        self._spare = AgentProcess(
-            self.agent.node, logs, lab.api.url, {"iptables": {"minSyncPeriod": "200ms"}}
-        )
+        self._spare = self._other_agent("second")
+        with mock.patch.dict(os.environ, _next_version(lab.directory.path / "next")):
+            self._next = self._other_agent("next")
         self._seed = seed
         self._created: set[int] = set()
 
@@ -256,6 +273,11 @@ class Node:
             for key in item.save().chains
         )
 
+    def _other_agent(self, name: str) -> AgentProcess:
+        (logs := self.lab.logs / name).mkdir()
+        settings = {"iptables": {"minSyncPeriod": "200ms"}}
+        return AgentProcess(self.agent.node, logs, self.lab.api.url, settings)
+
     def start(self) -> None:
         """Start the agent and wait for its first sync."""
         self.launch()
@@ -270,6 +292,14 @@ class Node:
     def wait_for(self, event: str) -> None:
         """Wait until the agent has logged an event since its start."""
         self.lab.until(lambda: event in self.agent.log()[self._begun :], event)
+
+    def chains_written(self) -> list[int]:
+        """Return how many chains each full sync since the agent's start has written."""
+        return [int(count) for count in _WRITTEN.findall(self.agent.log()[self._begun :])]
+
+    def change_version(self) -> None:
+        """Make an agent of the next version the node's, or after that, one of this version."""
+        self.agent, self._next = self._next, self.agent
 
     def swap(self) -> AgentProcess:
         """Make the spare agent the node's; return the one it replaces."""

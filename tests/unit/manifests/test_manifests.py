@@ -178,7 +178,7 @@ VERSIONS = ("1.27", kubernetes_validate.latest_version())
 OPERATOR = "monitoring.coreos.com/v1"
 # What the Prometheus operator's definitions know, as far as it is used here.
 RULE = {"alert", "expr", "for", "labels", "annotations"}
-MONITOR = {"jobLabel", "selector", "podMetricsEndpoints"}
+ENDPOINTS = {"PodMonitor": "podMetricsEndpoints", "ServiceMonitor": "endpoints"}
 ENDPOINT = {"port", "path", "relabelings"}
 
 
@@ -191,9 +191,9 @@ def check(item: Object, version: str) -> None:
         assert group.keys() == {"name", "rules"}
         assert all(rule.keys() <= RULE and isinstance(rule["expr"], str) for rule in group["rules"])
     else:
-        assert item["kind"] == "PodMonitor"
-        assert item["spec"].keys() == MONITOR
-        assert all(of.keys() == ENDPOINT for of in item["spec"]["podMetricsEndpoints"])
+        endpoints = ENDPOINTS[item["kind"]]
+        assert item["spec"].keys() == {"jobLabel", "selector", endpoints}
+        assert all(of.keys() == ENDPOINT for of in item["spec"][endpoints])
 
 
 @pytest.mark.parametrize("version", VERSIONS)

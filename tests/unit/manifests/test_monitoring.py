@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from pykubeproxy.agent.observe.metrics import Metrics
-from tests.unit.manifests.overlays import MANIFESTS, Object, built, container, dashboard, one, read
+from tests.unit.manifests.overlays import MANIFESTS, Object, build, built, container, dashboard, one, read
 
 PROJECT = MANIFESTS.parent
 RUNBOOKS = "docs/operations/runbooks.md"
@@ -139,3 +141,23 @@ def test_prometheus_finds_the_agents() -> None:
     (endpoint,) = monitor["podMetricsEndpoints"]
     assert endpoint["port"] in [port["name"] for port in container("agent")["ports"]]
     assert [item["targetLabel"] for item in endpoint["relabelings"]] == ["node"]
+
+
+def test_service_monitor_finds_what_the_pod_monitor_finds(tmp_path: Path) -> None:
+    """With its file in the place of the other, the same pods have the same job, port, path and labels."""
+    shutil.copytree(MANIFESTS / "overlays/monitoring", tmp_path / "monitoring")
+    kustomization = tmp_path / "monitoring/kustomization.yaml"
+    kustomization.write_text(
+        kustomization.read_text().replace("pod-monitor.yaml #", "service-monitor.yaml #")
+    )
+    objects = build(tmp_path / "monitoring")
+    service, monitor = one(objects, "Service"), one(objects, "ServiceMonitor")
+    pods = one(built("monitoring"), "PodMonitor")["spec"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert service["spec"]["selector"] == pods["selector"]["matchLabels"]
+    assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "pykubeproxy"
+    assert monitor["spec"]["endpoints"] == pods["podMetricsEndpoints"]
+    (port,) = service["spec"]["ports"]
+    assert {"name": port["targetPort"], "containerPort": port["port"]} in container("agent")["ports"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert not [item for item in objects if item["kind"] == "PodMonitor"]
