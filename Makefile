@@ -44,6 +44,9 @@ lint: venv ## check style, types and import layers
 	git ls-files '*.sh' .ci/run | xargs shellcheck
 	$(BIN)/zizmor --offline --no-progress --quiet --persona=auditor .github
 	git ls-files '.github/workflows/*.yml' | xargs $(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{bug,feature}.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 
 .PHONY: check
 check: lint ## lint, then run the fast unit tests (1 minute)
@@ -58,6 +61,16 @@ compile: venv
 test: ## lint, then run all tests; they use network namespaces of their own
 	$(MAKE) --jobs=2 lint compile
 	$(SUDO) tests/setup/root.sh $(BIN)/python -m pytest -n 6 --dist worksteal
+
+.PHONY: test-iptables
+test-iptables: venv ## run the tests of the kernel with another iptables, built from source: VERSION=1.8.7 or 1.8.11
+	$(SUDO) tests/setup/root.sh tests/setup/iptables.sh "$(VERSION)" $(BIN)/python -m pytest -n 2 tests/kernel
+
+.PHONY: coverage
+coverage: venv ## measure which lines the unit tests run; table in build/coverage.md
+	mkdir -p build
+	$(BIN)/python -m pip install --quiet --group coverage
+	$(BIN)/python -m pytest -n 2 -m 'not root and not hypothesis' --cov=pykubeproxy --cov-report=markdown:build/coverage.md tests/unit
 
 .PHONY: bench
 bench: venv ## measure starts, changes, memory and first packets (25 minutes)
