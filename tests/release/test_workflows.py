@@ -64,7 +64,9 @@ def test_nightly_runs_targets_that_exist() -> None:
 
 def test_every_iptables_of_the_matrix_has_a_hash() -> None:
     (ci,) = (jobs(file) for file in FILES if file.stem == "ci")
-    known = re.findall(r"^(1\.[\d.]+)\) suffix=", (ROOT / "tests/setup/iptables.sh").read_text(), re.MULTILINE)
+    known = re.findall(
+        r"^(1\.[\d.]+)\) suffix=", (ROOT / "tests/setup/iptables.sh").read_text(), re.MULTILINE
+    )
     assert ci["iptables"]["strategy"]["matrix"]["version"] == known
 
 
