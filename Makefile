@@ -44,9 +44,8 @@ lint: venv ## check style, types and import layers
 	git ls-files '*.sh' .ci/run | xargs shellcheck
 	$(BIN)/zizmor --offline --no-progress --quiet --persona=auditor .github
 	git ls-files '.github/workflows/*.yml' | xargs $(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows
-	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
-	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{bug,feature}.yml
-	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	git ls-files .github/dependabot.yml | xargs $(BIN)/check-jsonschema --quiet --builtin-schema vendor.dependabot
+	git ls-files '.github/ISSUE_TEMPLATE/*.yml' ':!*/config.yml' | xargs $(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms
 
 .PHONY: check
 check: lint ## lint, then run the fast unit tests (1 minute)
