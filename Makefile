@@ -45,7 +45,7 @@ lint: venv ## check style, types and import layers
 	$(BIN)/zizmor --offline --no-progress --quiet --persona=auditor .github
 	git ls-files '.github/workflows/*.yml' | xargs $(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows
 	git ls-files .github/dependabot.yml | xargs $(BIN)/check-jsonschema --quiet --builtin-schema vendor.dependabot
-	git ls-files '.github/ISSUE_TEMPLATE/*.yml' ':!*/config.yml' | xargs $(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms
+	git ls-files '.github/ISSUE_TEMPLATE/[bf]*.yml' | xargs $(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms
 
 .PHONY: check
 check: lint ## lint, then run the fast unit tests (1 minute)
