@@ -1,5 +1,7 @@
 """`trace`: show where a connection goes, and why, through the rules of one or several nodes."""
 
+import ipaddress
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -433,10 +435,11 @@ def trace_over_nodes(
     which drop it. With --conntrack, it also shows the connections between both ends that these nodes track now. Without
     --live, it sends no packet and changes nothing.
 
-    With --live, it also sends probes from SRC, a pod or a node, and compares what happens with the rules: the results, the
-    entries of conntrack on each node, which are removed at the end, the counters of rules, and whether endpoints listen.
-    The nodes need pykubeproxy in the pods of their proxies or in the --debug-image. Pods of proxies see no other pods, so
-    probes from a pod need --debug-image with --allow-host. Add --dry-run to print these pods first.
+    With --live, it also sends probes from SRC, a pod, a node or an address of this machine, and compares what happens
+    with the rules: the results, the entries of conntrack on each node, which are removed at the end, the counters of
+    rules, and whether endpoints listen. The nodes need pykubeproxy in the pods of their proxies or in the --debug-image.
+    Pods of proxies see no other pods, so probes from a pod need --debug-image with --allow-host. Add --dry-run to print
+    these pods first.
 
     \b
     kubectl pykubeproxy trace pod/default/client svc/default/web:http
@@ -473,11 +476,12 @@ def trace_over_nodes(
         entrances = _entrances(ends, directory)
         found = trace_in_cluster(ends, directory, entrances, read, via=via, with_flows=with_flows)
         if live and found.verdict is not TraceVerdict.UNKNOWN:
-            if reason := refusal(found, directory, allow_affinity=allow_affinity):
+            here = found.source.kind is LocationKind.OUTSIDE and _is_here(found.source.address)
+            if reason := refusal(found, directory, allow_affinity=allow_affinity, here=here):
                 raise click.ClickException(reason)
             if access.debug_pods and found.source.kind is LocationKind.POD and not allow_host:
                 raise click.ClickException(_NO_CONSENT.format(found.source.node))
-            observed = _observed(found, access, directory, read, count, payload, size, rules_hit)
+            observed = _observed(found, access, directory, read, count, payload, size, rules_hit, here)
             _emit_live(compare(found, observed), output, with_steps)
     _emit(found, output, with_steps)
     if found.verdict is TraceVerdict.UNKNOWN:
@@ -500,6 +504,15 @@ def _reader(access: "NodeAccess", directory: Directory, with_flows: bool) -> Rea
         return {name: known.get(name, absent[name]) for name in names}
 
     return read
+
+
+def _is_here(address: str) -> bool:
+    """Return whether this machine has an address."""
+    if sys.platform != "linux":
+        return False
+    from pykubeproxy.kernel.network import is_local
+
+    return is_local(ipaddress.ip_address(address).packed)
 
 
 def _planned_pods(ends: ResolvedConnection, via: str, image: str) -> str:
@@ -528,6 +541,7 @@ def _observed(
     payload: str,
     size: int | None,
     rules_hit: bool,
+    here: bool,
 ) -> Observations:
     """Send probes over the nodes of a trace. Raises ReadError."""
     from pykubeproxy.nodes.cluster import find_node_pods
@@ -545,6 +559,7 @@ def _observed(
             payload=payload.encode(),
             size=size or 0,
             rules_hit=rules_hit,
+            here=here,
         )
 
 

@@ -3,6 +3,7 @@
 They strike between the nodes or on node2, so that the pod `client`, which is on node1, meets them at pods of node2.
 """
 
+import os
 import subprocess
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -61,7 +62,7 @@ def _no_table(table: str = _TABLE) -> str:
 
 
 def _iptables(line: str) -> str:
-    return "; ".join(line.format(command) for command in ("iptables", "ip6tables"))
+    return "; ".join(line.format(f"{command}$BACKEND") for command in ("iptables", "ip6tables"))
 
 
 def _point_at(lab: Lab, port: int) -> None:
@@ -157,11 +158,18 @@ def mend(lab: Lab) -> None:
 
 
 def _run(lab: Lab, commands: Iterable[tuple[str, str]]) -> None:
+    # A trace follows the rules of one backend: that of the agents.
+    environment = {**os.environ, "BACKEND": "" if lab.backend == "auto" else f"-{lab.backend}"}
     hosts = {"fabric": lab.network.fabric, **lab.network.nodes}
     for host, line in commands:
         with hosts[host].entered():
             done = subprocess.run(
-                ["sh", "-ec", line], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+                ["sh", "-ec", line],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
             )
         if done.returncode:
             raise RuntimeError(f"{line} on {host}: {done.stderr.strip()}")

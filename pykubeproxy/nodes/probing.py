@@ -143,10 +143,11 @@ def observe(
     payload: bytes,
     size: int = 0,
     rules_hit: bool = False,
+    here: bool = False,
 ) -> Observations:
     """Send probes along a trace of one way, and return what the nodes on it show. Raises ReadError, NotPermitted.
 
-    `states` are those that the trace has read.
+    `states` are those that the trace has read. With `here`, this machine sends the probes, which is not the first node.
     """
     (way,) = trace.ways
     first, family = way.node or "", family_of(trace.source.address)
@@ -162,19 +163,22 @@ def observe(
     known = {name: state for name, state in states.items() if isinstance(state, NodeState)}
     chains = {name: visited_chains(way, name) for name in known}
     before = {name: counts(state.rules[family], chains[name]) for name, state in known.items()}
-    sent = nodes.carry_out(first, ProbeOrder(request, trace.source.kind is LocationKind.POD, rules_hit))
-    flows: dict[str, tuple[Flow | None, ...]] = {first: sent.flows}
+    if here:
+        sent = SentProbes(_sent_here(request))
+    else:
+        sent = nodes.carry_out(first, ProbeOrder(request, trace.source.kind is LocationKind.POD, rules_hit))
+    flows: dict[str, tuple[Flow | None, ...]] = {} if here else {first: sent.flows}
     views = []
     # The order is that of the way: a node comes after those that send to it.
-    again = nodes.read(known, flows=len(known) > 1)
+    again = nodes.read(known, flows=here or len(known) > 1)
     try:
         for name in known:
             after = again.get(name)
             if not isinstance(after, NodeState):
                 continue
             unread, delays, hits, failures = sent.unread, sent.delays, sent.hits, sent.failures
-            if name != first:
-                flows[name], unread = _onward(trace, name, flows, after)
+            if name not in flows:
+                flows[name], unread = _onward(trace, name, flows, after, sent.probes)
                 delays, hits, failures = (), (), {}
             counted = counts(after.rules[family], chains[name])
             risen = rises(before[name], counted)
@@ -184,22 +188,37 @@ def observe(
         return Observations(sent.probes, tuple(views), tuple(_listening(trace, sent, known, nodes)))
     finally:
         for name, some in flows.items():
-            if name != first and (gone := tuple(_first_packet(flow) for flow in some if flow)):
+            if (here or name != first) and (gone := tuple(_first_packet(flow) for flow in some if flow)):
                 nodes.carry_out(name, ProbeOrder(forget=gone))
 
 
+def _sent_here(request: ProbeRequest) -> tuple[Probe, ...]:
+    """Send probes from this machine; its conntrack does not count. Raises ReadError."""
+    try:
+        with exit_on_signals(), probes.opened(request) as sender:
+            return sender.send()
+    except KernelError as error:
+        raise ReadError(str(error)) from None
+
+
 def _onward(
-    trace: TraceReport, name: str, flows: Mapping[str, tuple[Flow | None, ...]], state: NodeState
+    trace: TraceReport,
+    name: str,
+    flows: Mapping[str, tuple[Flow | None, ...]],
+    state: NodeState,
+    sent: Sequence[Probe],
 ) -> tuple[tuple[Flow | None, ...], str | None]:
-    """Return the entries of the probes on a node after the first one, and why they are unknown."""
+    """Return the entries of the probes on a node that has not sent them, and why they are unknown."""
     visits = [visit for visit in trace.ways[0].visits if visit.node == name]
     earlier = [flows.get(visit.route[-1], ()) for visit in visits if visit.route]
     before = [next(filter(None, some), None) for some in zip(*filter(None, earlier), strict=True)]
     table = state.flows
     if table is None or table.unread:
         return (), table.unread if table else "its conntrack is not read"
-    protocol = IpProtocol(trace.destination.protocol)
-    return find_flows(table.flows, protocol, next_tuples(before)), None
+    to = trace.destination
+    first = [(probe.source, probe.source_port, to.address, to.port) for probe in sent]
+    tuples = next_tuples(before) if name != trace.ways[0].node else first
+    return find_flows(table.flows, IpProtocol(to.protocol), tuples), None
 
 
 def _ends(trace: TraceReport) -> dict[str, list[TracedEnd]]:

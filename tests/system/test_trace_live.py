@@ -218,3 +218,15 @@ def test_dry_run_prints_the_debug_pods_and_sends_nothing(lab: Lab) -> None:
     assert {pod["nodeName"] for pod in (reading, entering)} == {"node1"}
     assert "debug" not in kubectl(lab, "get", "pods", "-A").stdout
     assert syns() == before
+
+
+def test_probes_from_outside_are_sent_by_the_machine_with_that_address(lab: Lab) -> None:
+    lab.service("shop", type="NodePort", selector={"app": "web"})
+    ends = (lab.outside.addresses[0], "svc/default/shop", "--via-node", "node1")
+    lab.until(lambda: live(lab, *ends)[0] == 0, "a path from outside")
+    with firewall(lab, "node2", "forward", "tcp dport 8080 counter drop"):
+        code, message, found = live(lab, *ends, "--count", "20")
+    assert (code, found["verdict"]) == (1, "fails-as-predicted")
+    assert "node2 drops the others (inet hostfw c)" in message
+    refused = kubectl(lab, "pykubeproxy", *TRACE, "203.0.113.250", *ends[1:])
+    assert "no address of a pod, a node or this machine" in refused.stderr

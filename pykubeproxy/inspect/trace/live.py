@@ -521,8 +521,11 @@ class _Comparison:
                     f" between {shown_node(self._first)} and {to} (routes, VXLAN, security groups)"
                 )
                 return LiveCause(Cause.NEVER_ARRIVED, to, text, tuple(numbers))
-            text = f"were refused {who}, which no rule says"
-            return LiveCause(Cause.REJECTED, node or None, text, tuple(numbers))
+            why = (
+                ": nothing listens there, or a firewall resets them" if symptom.cause is Cause.REFUSED else ""
+            )
+            text = f"were refused {who}, which no rule says{why}"
+            return LiveCause(symptom.cause, node or None, text, tuple(numbers))
         listening = self._listening.get(target)
         if listening in (ProbeOutcome.REFUSED, ProbeOutcome.UNREACHABLE):
             text = f"reached {shown_node(node)}, but nothing listens at {place}"
@@ -745,12 +748,12 @@ def exit_code(verdict: LiveVerdict) -> int:
     ]
 
 
-def refusal(trace: TraceReport, directory: Directory, *, allow_affinity: bool) -> str:
-    """Return why no probe may be sent along a trace, "" if probes may."""
+def refusal(trace: TraceReport, directory: Directory, *, allow_affinity: bool, here: bool = False) -> str:
+    """Return why no probe may be sent along a trace, "" if probes may; `here`: this machine has the source address."""
     to = trace.destination
     kinds = (LocationKind.POD, LocationKind.NODE)
-    if trace.source.kind not in kinds:
-        return f"{trace.source.address} is no pod or node of the cluster, so nothing can be sent from there"
+    if trace.source.kind not in kinds and not here:
+        return f"{trace.source.address} is no address of a pod, a node or this machine, so nothing can be sent from there"
     if not (to.service or directory.find(to.address).kind in kinds or _is_served(trace)):
         return f"{to} is no Service, pod or node of the cluster, so no probe is sent there"
     if len(trace.ways) > 1 or trace.ways[0].others:
