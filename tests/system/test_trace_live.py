@@ -26,10 +26,8 @@ ENDS = ("pod/default/client-1", "svc/default/web")
 BEHIND = "left node1 for 10.244.2.2:8080, and no reply came back"
 # The cause and gist over all nodes, and by the view of node1 alone: it does not know what happens behind it.
 SHOWN = {
-    "link": (
-        ("never-arrived", "node2 never saw the packets: look at the network between node1 and node2"),
-        ("no-reply", BEHIND),
-    ),
+    # After some seconds, node1 itself answers that it does not reach node2.
+    "link": (("never-arrived", "look at the network between node1 and node2"), None),
     "port": (("not-listening", "nothing listens at"), ("refused", "so nothing listens there, or a firewall")),
     "iptables": (("as-predicted", "node2 drops the others (filter FORWARD)"), ("no-reply", BEHIND)),
     "nftables": (("as-predicted", "node2 drops the others (inet lab-fault forward)"), ("no-reply", BEHIND)),
@@ -197,7 +195,8 @@ def test_each_fault_of_the_lab_has_its_own_sentence(lab: Lab, fault: Fault) -> N
             with lab.nodes["node1"].namespace.entered():
                 done = subprocess.run((*COMMAND, *TRACE, *ends, *more), capture_output=True, text=True)
             found = json.loads(done.stdout)
-            assert (done.returncode, found["causes"][0]["cause"]) == (3, alone[0])
+            assert done.returncode == 3
+            assert alone[0] in causes(found)
             assert alone[1] in found["message"]
     finally:
         mend(lab)
