@@ -82,7 +82,7 @@ class HitTrace:
         """End the trace, and return the rules that the first packets met, in order."""
         time.sleep(_LAST_EVENT_SECONDS)
         for process in (self._owner, self._monitor):
-            process.terminate()
+            process.kill()  # it may have inherited a mask that blocks other signals
         self._owner.communicate()
         self._monitor.wait()
         with self._events as events:
