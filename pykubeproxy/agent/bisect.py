@@ -173,11 +173,12 @@ class Bisection:
             ChainUpdate(tuple(Chain(ChainKey("nat", name), texts) for name, texts in rules.chains()))
             for rules in ports.values()
         )
-        if self._limit is None:
+        limit = self._limit
+        if limit is None:
             chains = [chain for update in own for chain in update.chains]
             yield self._block("nat", [*chains, _canary_chain(_NAT_CANARY, ports)])
             return
-        *first, last = [list(update.chains) for update in batches(own, self._limit)] or [[]]
+        *first, last = [list(update.chains) for update in batches(own, lambda _: limit)] or [[]]
         for chains in first:
             yield self._block("nat", chains)
         yield self._block("nat", [*last, _canary_chain(_NAT_CANARY, ports)])

@@ -261,7 +261,7 @@ class Agent:
             services, slices = self._cluster.counts()
             log.info("rules in place", services=services, endpoint_slices=slices)
             self._remove_leftovers()
-            garbage.collect_normally()
+            garbage.collect_now()
             system.release_memory()
         return succeeded
 

@@ -24,10 +24,10 @@ from pykubeproxy.rules.digests import (
     PortTotals,
     digest,
 )
-from pykubeproxy.rules.dispatch import SharedEntries, Tree, rules_in
+from pykubeproxy.rules.dispatch import SharedEntries, Tree, rules_by_chain
 from pykubeproxy.rules.iptables_save import parse_target
 from pykubeproxy.rules.ownership import is_ours, is_owned, referenced_by_others, with_branches
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.ruleset import ChainKey, Rules, Ruleset
 from pykubeproxy.rules.service import PortRules
 from pykubeproxy.rules.text import Chain
 from pykubeproxy.services.ports import PortName
@@ -197,7 +197,10 @@ class AppliedState:
             yield ChainUpdate(tuple(chains), (kept,))
 
     def growing(self, port: DesiredPort, most: int) -> KeptPort | None:
-        """Return which chains of endpoints and groups to write first if a port changes more than `most` pairs there."""
+        """Return which chains of endpoints and groups to write first if a port changes more than `most` pairs there.
+
+        The port also owns the unused chains to which these refer: nothing may delete them in between.
+        """
         (update,) = self.compare_service(port.name.service_key, (port,))
         root = names.cluster_chain(port.name)
         some: list[Chain] = []
@@ -215,7 +218,12 @@ class AppliedState:
             return None
         before = {kept.name: kept for kept in self.ports(port.name.service_key)}.get(port.name)
         before = before or AppliedPort.of(DesiredPort(port.name, PortRules(()), 0), ())
-        chains = before.chains() | {chain.key.chain: AppliedChain.of(chain) for chain in some}
+        targets = (parse_target(text) for chain in some for text in chain.rules)
+        chains = {
+            **{name: self._unclaimed[name] for name in targets if name in self._unclaimed},
+            **before.chains(),
+            **{chain.key.chain: AppliedChain.of(chain) for chain in some},
+        }
         ordered = {name: chains[name] for name in sorted(chains, key=names.is_endpoint_chain)}
         return KeptPort(before.holding(ordered), tuple(reversed(some)))
 
@@ -455,20 +463,19 @@ class AppliedState:
         for service, ports in desired.services.items():
             if len(keys) < len(skeleton.SHARED):
                 keys |= self._changed_entries(service, ports)
-        found = {}
+        found: dict[ChainKey, SharedEntries] = {}
+        rules: dict[Key, dict[ChainKey, Rules]] = {}
         for key in (chain_key for chain_key in skeleton.SHARED if chain_key in keys):
             changed = desired.services.keys() | (
                 self._withdrawn if key in self._entries else self._services.keys()
             )
+            for service in changed - rules.keys():
+                ports: Iterable[DesiredPort | KeptPort | AppliedPort] = (
+                    desired.services[service] if service in desired.services else self.ports(service)
+                )
+                rules[service] = rules_by_chain(port.entries for port in ports)
             before = self._entries.get(key) or SharedEntries(key)
-            found[key] = before.replacing(
-                {
-                    service: rules_in(
-                        key, (port.entries for port in desired.services.get(service, self.ports(service)))
-                    )
-                    for service in changed
-                }
-            )
+            found[key] = before.replacing({service: rules[service].get(key, ()) for service in changed})
         return found
 
     def _changed_entries(self, service: Key, ports: Iterable[DesiredPort | KeptPort]) -> set[ChainKey]:

@@ -6,7 +6,7 @@ switch over to them. Then unused chains are deleted, and last, filter loses the 
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -20,12 +20,13 @@ from pykubeproxy.rules.text import Chain, block, delete_chains, empty_chains, jo
 # iptables-nft takes some milliseconds for a block, and a time that grows with the square of its chains. Measured with
 # 1000 services: 0.46 s at 50, 0.36 s at 200, 0.53 s at 1000.
 NFT_CHAINS_PER_BLOCK = 200
-# Each block also takes a time that grows with the table, so one for this many chains may have a chain more, up to _MOST
-# chains. Creating 5100 chains beside 41,000 takes 1.86 s at 200, 1.05 s at 500, 0.82 s at 1000.
-_TABLE_PER_BLOCK, _MOST_CHAINS = 40, 1000
+# For each block the kernel also walks all chains of the table. So the limit grows by a chain for so many chains in the
+# table, which this update may have written, up to _MOST_CHAINS. 255,000 new chains took 85 s at most 1000 chains for those
+# that were there before, 26 s with this. Creating 5100 chains beside 41,000 takes 1.86 s at 200, 0.82 s at 1000.
+_TABLE_PER_BLOCK, _MOST_CHAINS = 40, 2000
 # Writing existing chains again takes a time that grows with the square of their rules: 200 chains of 49 rules take 1.66 s
 # in one block, 0.82 s in two.
-_MOST_RULES = 5000
+_MOST_RULES = 6000
 # iptables-legacy-restore inserts each new chain into a sorted list. With 5000 services it takes a quarter less time when
 # this many chains are declared together, the last by name first.
 _LEGACY_DECLARED_TOGETHER = 2000
@@ -49,10 +50,10 @@ class Chunk(NamedTuple):
 class Blocks(msgspec.Struct, frozen=True):
     """The restore input of an update: chunks, rendered while they are read, the same at each iteration.
 
-    A block names at most about `chains_per_block` chains, more if there are many: the time of iptables-nft grows with the
-    square of their number (1.8.9 to 1.8.13). None means one block for each table, since iptables-legacy replaces the whole
-    table for each block. The chains of one service port share a block if they fit; else those that others jump to go
-    first. The chunks have no text if nothing changes.
+    A block names at most about `chains_per_block` chains, more if the table has many: the time of iptables-nft grows with
+    the square of their number (1.8.9 to 1.8.13). None means one block for each table, since iptables-legacy replaces the
+    whole table for each block. The chains of one service port share a block if they fit; else those that others jump to
+    go first. The chunks have no text if nothing changes.
     """
 
     update: Update
@@ -134,10 +135,15 @@ def _chains(root: ChainKey, tree: Tree) -> list[Chain]:
 
 def _nat_blocks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]:
     """Yield what changes in table nat: as one block if that is small, or if there is no limit."""
-    limit = _LEGACY_DECLARED_TOGETHER
-    if chains_per_block is not None:
-        limit = max(chains_per_block, min(_MOST_CHAINS, update.applied.chain_count() // _TABLE_PER_BLOCK))
-    batched = batches(update.chains(), limit)
+    before = update.applied.chain_count()
+
+    def most(written: int) -> int:
+        if chains_per_block is None:
+            return _LEGACY_DECLARED_TOGETHER
+        return max(chains_per_block, min(_MOST_CHAINS, (before + written) // _TABLE_PER_BLOCK))
+
+    limit = most(0)
+    batched = batches(update.chains(), most)
     first = list(itertools.islice(batched, 2))
     replaced = update.replaced_chains()
     is_small = len(first) <= 1 and len(_unused(replaced, _names(first))) <= limit
@@ -199,22 +205,28 @@ def _unused(replaced: Mapping[str, AppliedChain], used: Iterable[str]) -> dict[s
     return {name: chain for name, chain in replaced.items() if name not in used}
 
 
-def batches(updates: Iterable[ChainUpdate], limit: int) -> Iterator[ChainUpdate]:
-    """Join updates to batches of at most `limit` chains and not too many rules; divide one that alone has more chains."""
+def batches(updates: Iterable[ChainUpdate], most: Callable[[int], int]) -> Iterator[ChainUpdate]:
+    """Join updates to batches of not too many chains and rules; divide one that alone has more.
+
+    `most` returns the limit of chains for a batch after so many written chains.
+    """
     chains: list[Chain] = []
     ports: list[AppliedPort] = []
-    rules = 0
+    rules = written = 0
     for update in updates:
+        limit = most(written)
         added = sum(len(chain.rules) for chain in update.chains)
         full = len(chains) + len(update.chains) > limit or rules + added > _MOST_RULES
         if chains and update.chains and full:
             yield ChainUpdate(tuple(chains), tuple(ports))
+            written += len(chains)
             chains, ports, rules = [], [], 0
         # Chains come before those they jump to, which must exist first.
         if len(update.chains) > limit or added > _MOST_RULES:
             for chain in reversed(update.chains):
                 if chains and (len(chains) >= limit or rules + len(chain.rules) > _MOST_RULES):
                     yield ChainUpdate(tuple(chains))
+                    written += len(chains)
                     chains, rules = [], 0
                 chains.append(chain)
                 rules += len(chain.rules)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.kernel import Failed, Missing, Runner
+from pykubeproxy.kernel import Failed, Missing, Runner, restore
 from pykubeproxy.kernel.errors import NotStarted, TimedOut
 from pykubeproxy.kernel.restore import IptablesSession
 from pykubeproxy.kernel.runner import CommandResult
@@ -88,6 +88,28 @@ def test_a_restore_that_stops_reading_fails(tmp_path: Path, pieces: int) -> None
     with pytest.raises(Failed, match="stopped reading"), session:
         for _ in range(pieces):
             session.write("x" * 3_000_000)
+
+
+def test_a_restore_of_much_text_takes_several_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each gets whole blocks, for a block takes effect completely or not at all."""
+    monkeypatch.setattr(restore, "_TEXT_PER_COMMAND", 20)
+    command = tmp_path / "restore"
+    command.write_text(f"#!/bin/sh\n(echo start; cat) >> {tmp_path}/read\n")
+    command.chmod(0o755)
+    with IptablesSession(str(command), (), Runner(), 10) as session:
+        for text in (
+            "*nat\nlong long\n",
+            "COMMIT\n",
+            "*nat\nCOMMIT\n",
+            "*nat\nlong long\n",
+            "long\n",
+            "COMMIT\n",
+        ):
+            session.write(text)
+    commands = (tmp_path / "read").read_text().split("start\n")[1:]
+    assert commands == ["*nat\nlong long\nCOMMIT\n", "*nat\nCOMMIT\n*nat\nlong long\nlong\nCOMMIT\n"]
 
 
 def test_a_command_reads_pieces_as_they_are_created(tmp_path: Path) -> None:

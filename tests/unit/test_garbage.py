@@ -5,16 +5,19 @@ import gc
 from pykubeproxy import garbage
 
 
-def test_garbage_is_collected_rarely_until_asked_otherwise() -> None:
-    """It is never disabled."""
-    garbage.collect_normally()  # commands that ran in this process may have changed it
+def test_garbage_is_collected_rarely() -> None:
+    """It is never disabled, and what is left after a collection does not take part in the next."""
     usual = gc.get_threshold()
     try:
+        gc.set_threshold(700, 10, 10)
         garbage.collect_rarely()
         assert gc.isenabled()
-        assert gc.get_threshold()[0] > usual[0] > 0
-        garbage.collect_normally()
-        assert gc.get_threshold() == usual
+        assert gc.get_threshold()[0] > 700
+        frozen = gc.get_freeze_count()
+        kept = [[] for _ in range(100)]  # type: list[list[int]]
+        garbage.collect_now()
+        assert gc.get_freeze_count() >= frozen + len(kept)
+        assert gc.get_threshold()[0] > 700
     finally:
         gc.set_threshold(*usual)
         gc.unfreeze()

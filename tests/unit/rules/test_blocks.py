@@ -11,6 +11,7 @@ from pykubeproxy.rules.applied import AppliedState, Update
 from pykubeproxy.rules.blocks import Blocks
 from pykubeproxy.rules.digests import Desired, DesiredPort
 from pykubeproxy.rules.dispatch import SharedEntries, Tree
+from pykubeproxy.rules.names import cluster_chain
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.skeleton import SHARED
@@ -70,6 +71,20 @@ class _Rules:
         self._counter.count += 1
         yield f"KUBE-SVC-{self._n}", (f"-j KUBE-SEP-{self._n}",)
         yield f"KUBE-SEP-{self._n}", ("-j ACCEPT",)
+
+
+class _Groups:
+    entries = ()
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def chains(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        yield self._root, ("-j KUBE-SVC-GROUP", "-j KUBE-SVC-LATER")
+        yield "KUBE-SVC-LATER", ("-j KUBE-SEP-NEW",) * 3
+        yield "KUBE-SVC-GROUP", ("-j KUBE-SEP-OLD",)
+        yield "KUBE-SEP-NEW", ("-j ACCEPT",)
+        yield "KUBE-SEP-OLD", ("-j ACCEPT",)
 
 
 @pytest.mark.parametrize("chains_per_block", [None, 10])
@@ -177,8 +192,32 @@ def test_a_large_table_gets_larger_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     most = max(len(chunk.deleted) for chunk in Blocks(gone, 10))
     assert 30 <= most < 2 * SERVICES
     monkeypatch.setattr(blocks, "_MOST_RULES", 6)
-    batches = list(blocks.batches(Rendered().update().chains(), 100))
+    batches = list(blocks.batches(Rendered().update().chains(), lambda _: 100))
     assert max(sum(len(chain.rules) for chain in batch.chains) for batch in batches) == 6
+
+
+def test_blocks_grow_while_a_table_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chains that the same update has written count like those that were there before."""
+    monkeypatch.setattr(blocks, "_TABLE_PER_BLOCK", 2)
+    written = [len(chunk.chains) for chunk in Blocks(Rendered().update(), 10) if chunk.ports]
+    assert written[0] == 10
+    assert written[:-1] == sorted(written[:-1])
+    assert max(written) > 20
+
+
+def test_a_port_in_portions_keeps_the_unused_chains_that_its_groups_need() -> None:
+    """Else the block that deletes unused chains fails, for the group refers to one of them."""
+    applied = AppliedState()
+    applied.adopt(Ruleset(Family.IPV4, {ChainKey("nat", "KUBE-SEP-OLD"): ("-j ACCEPT",)}))
+    name = PortName("ns", "large", "http", "TCP")
+    port = DesiredPort(name, _Groups(cluster_chain(name)), 2)  # type: ignore[arg-type]
+    part = applied.growing(port, 2)
+    assert part
+    assert [chain.key.chain for chain in part.chains] == ["KUBE-SVC-GROUP", "KUBE-SEP-NEW"]
+    update = applied.update_to(Desired({name.service_key: (part,)}, OPTIONS, ()))
+    text = "".join(chunk.text for chunk in Blocks(update, 10))
+    assert "-A KUBE-SVC-GROUP -j KUBE-SEP-OLD" in text
+    assert "-X KUBE-SEP-OLD" not in text
 
 
 def test_changes_of_a_long_shared_chain_are_found_in_one_pass() -> None:
