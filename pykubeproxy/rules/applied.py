@@ -470,10 +470,9 @@ class AppliedState:
                 self._withdrawn if key in self._entries else self._services.keys()
             )
             for service in changed - rules.keys():
-                ports: Iterable[DesiredPort | KeptPort | AppliedPort] = (
-                    desired.services[service] if service in desired.services else self.ports(service)
-                )
-                rules[service] = rules_by_chain(port.entries for port in ports)
+                now: Iterable[DesiredPort | KeptPort | AppliedPort]
+                now = desired.services[service] if service in desired.services else self.ports(service)
+                rules[service] = rules_by_chain(port.entries for port in now)
             before = self._entries.get(key) or SharedEntries(key)
             found[key] = before.replacing({service: rules[service].get(key, ()) for service in changed})
         return found
