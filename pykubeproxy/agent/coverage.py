@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -210,9 +210,12 @@ class Resolution(msgspec.Struct, frozen=True):
         return tuple(port for ports in self.services.values() for port in ports)
 
     def desired(
-        self, quarantine: Quarantine, applied: AppliedState
+        self, quarantine: Quarantine, applied: AppliedState, ahead: Mapping[PortName, AppliedPort]
     ) -> dict[Key, tuple[DesiredPort | KeptPort, ...]]:
-        """Return the rules of all service ports, or what replaces them in quarantine."""
+        """Return the rules of all service ports, or what replaces them in quarantine.
+
+        The own chains of ports `ahead` are written already.
+        """
         options = self.context.options
         desired: dict[Key, tuple[DesiredPort | KeptPort, ...]] = {}
         for key, ports in self.services.items():
@@ -221,6 +224,9 @@ class Resolution(msgspec.Struct, frozen=True):
             }
             for port in ports:
                 name, endpoints = port.port.name, len(port.selection.verdicts)
+                if name in ahead:
+                    found[name] = KeptPort(ahead[name])
+                    continue
                 found[name] = DesiredPort(
                     name, quarantine.rules_or_replacement(port, options), endpoints, name in self.reduced
                 )
@@ -245,10 +251,12 @@ def resolve(
     applied: AppliedState,
     context: RuleContext,
     portions: Mapping[Key, Mapping[PortName, Container[str] | None]],
+    each: Callable[[tuple[ResolvedPort, ...]], None] = lambda _: None,
 ) -> Resolution:
     """Resolve these Services. Set the option `large_cluster` by the number of all endpoints.
 
     Of a Service in `portions`, only the given ports are rendered. Those with chains may use only these endpoint chains.
+    Call `each` with the ports of each Service.
     """
     services: dict[Key, tuple[ResolvedPort, ...]] = {}
     too_large: dict[Key, Oversized] = {}
@@ -266,6 +274,7 @@ def resolve(
             chains = {name: chains for name, chains in portion.items() if chains is not None}
             reduced |= chains.keys()
             services[key] = tuple(_reduced(services[key], applied.ports(key), chains))
+        each(services[key])
     before = sum(port.endpoints for key in keys for port in applied.ports(key) if port.name not in kept)
     now = sum(len(port.selection.verdicts) for ports in services.values() for port in ports)
     large = applied.endpoints() - before + now > LARGE_CLUSTER_ENDPOINTS

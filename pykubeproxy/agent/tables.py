@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
@@ -10,6 +11,7 @@ from pykubeproxy.agent import coverage
 from pykubeproxy.agent.bisect import BisectResult
 from pykubeproxy.agent.coverage import Exposures, Resolution, resolve, resolve_service
 from pykubeproxy.agent.drift import DriftScope, TableReader
+from pykubeproxy.agent.head_start import LEAST_SERVICES, HeadStart, head_start
 from pykubeproxy.agent.quarantine import Fallback, Quarantine
 from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.agent.work import Changes, Losses, SyncStep, Waiting, Work
@@ -21,9 +23,9 @@ from pykubeproxy.rules import drift as rule_drift
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext, api_servers_of
-from pykubeproxy.rules.digests import Desired, DesiredPort
+from pykubeproxy.rules.digests import AppliedPort, Desired, DesiredPort
 from pykubeproxy.rules.drift import Drift
-from pykubeproxy.rules.ownership import ensured_lines, release_input, served_chains, udp_frontends
+from pykubeproxy.rules.ownership import ensured_lines, is_owned, release_input, served_chains, udp_frontends
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ApiServers, PortName
@@ -184,17 +186,24 @@ class FamilyTables:
             work, cluster, self._applied, context, live, quarantined, turn | reduced, first
         )
         portions = self._let_wait(waiting, turn, reduced, cluster, context, live)
-        resolution = resolve(cluster, rendered | portions.keys(), self._applied, context, portions)
+        keys = rendered | portions.keys()
+        with self._head_start(live, keys, context) as ahead:
+            resolution = resolve(cluster, keys, self._applied, context, portions, ahead.add)
+        if ahead.options != resolution.context.options:
+            ahead.fail()
         self.quarantine.resolved(resolution.services, resolution.oversized, resolution.kept)
         stopwatch.lap("resolve")
-        desired = self._desired(resolution, live)
+        self._applied.hold_ports(ahead.ports.values())
+        desired = self._desired(resolution, live, ahead.ports)
         growing: frozenset[PortName] = frozenset()
         if len(turn) == 1:
             desired, growing = self._growing(desired, turn)
         update = self._applied.update_to(desired)
         stopwatch.lap("compare")
         try:
-            written = write_update(self._tables, update, self._chains_per_block, work.drift, self._progress)
+            written = write_update(
+                self._tables, update, self._chains_per_block, work.drift, self._progress, ahead.failure
+            )
         except SyncFailed as failure:
             if (
                 self._fallback.too_deep(failure.error, update)
@@ -205,6 +214,7 @@ class FamilyTables:
                 return None
             raise
         stopwatch.lap("restore")
+        written.include(ahead.written)
         gone = resolution.gone(self._applied)
         self._applied = self._applied.after(update, written.ports, written.deleted)
         self._context = resolution.context
@@ -214,6 +224,17 @@ class FamilyTables:
         left = resolution.kept | growing
         work.settle(resolution.services.keys(), deferred=left | resolution.reduced, losing=left)
         return self._report(resolution, gone, live, desired, written, stopwatch.laps)
+
+    def _head_start(
+        self, live: Ruleset | None, services: Collection[Key], context: RuleContext
+    ) -> AbstractContextManager[HeadStart]:
+        """Return a head start if many Services meet tables without their chains; not on legacy, where it takes longer."""
+        options = msgspec.structs.replace(context.options, large_cluster=True)
+        is_empty = live is not None and not any(map(is_owned, live.chains))
+        if is_empty and self._chains_per_block is not None and len(services) >= LEAST_SERVICES:
+            quarantine = self.quarantine.rejected()
+            return head_start(self._tables, options, quarantine, self._chains_per_block, self._progress)
+        return nullcontext(HeadStart(None, options))
 
     def _adopt_live_tables(self) -> Ruleset:
         live = self._reader.read(TABLES).live
@@ -267,8 +288,10 @@ class FamilyTables:
             return []
         return self._exposures.lost(cluster, service, names)
 
-    def _desired(self, resolution: Resolution, live: Ruleset | None) -> Desired:
-        """Return the rules to write; `live` are the tables that a full sync has read."""
+    def _desired(
+        self, resolution: Resolution, live: Ruleset | None, ahead: Mapping[PortName, AppliedPort]
+    ) -> Desired:
+        """Return the rules to write; `live` are the tables that a full sync has read, `ahead` what was written ahead."""
         work = self.work
         options, jumps = resolution.context.options, resolution.context.node_port_jumps
         shared = set(skeleton.SHARED) if live is not None else work.dirty_chains
@@ -282,7 +305,7 @@ class FamilyTables:
             self._chains_per_block is None or self._context is None or work.listed or work.drift is not None
         )
         return Desired(
-            services=resolution.desired(self.quarantine, self._applied),
+            services=resolution.desired(self.quarantine, self._applied, ahead),
             options=options,
             node_port_jumps=jumps,
             shared=frozenset(shared),

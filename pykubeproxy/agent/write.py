@@ -46,6 +46,12 @@ class Written:
         if self._drift:
             self._drift.add(chunk.chains)
 
+    def include(self, earlier: "Written") -> None:
+        """Count what was written before, too."""
+        self.anything = self.anything or earlier.anything
+        self.chains += earlier.chains
+        self.rules.update(earlier.rules)
+
     def drift(self) -> tuple[TableDrift, ...]:
         """Return the repaired drift by table."""
         return self._drift.report() if self._drift else ()
@@ -57,13 +63,16 @@ def write_update(
     chains_per_block: int | None,
     drift: Drift | None,
     progress: Callable[[], None] = lambda: None,
+    earlier: KernelError | None = None,
 ) -> Written:
     """Write an update in blocks of about `chains_per_block` chains; `drift` is what it repairs. Raises SyncFailed.
 
-    Calls `progress` after each chunk.
+    Calls `progress` after each chunk. An `earlier` failure to write some of it counts like one here.
     """
     written = Written(drift, update.desired.ensured)
     try:
+        if earlier:
+            raise earlier
         with tables.session() as session:
             for chunk in Blocks(update, chains_per_block):
                 session.write(chunk.text)

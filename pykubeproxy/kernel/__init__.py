@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from pykubeproxy.kernel.live import live_ruleset, live_ruleset_about
     from pykubeproxy.kernel.network import local_addresses, watch_addresses
+    from pykubeproxy.kernel.restore import RestoreSession
     from pykubeproxy.kernel.runner import Runner, kill_commands
     from pykubeproxy.kernel.watch import (
         TABLES,
@@ -55,6 +56,7 @@ _NAMES = {
     "iptables": "Backend Iptables Tables choose_backend open_iptables other_backend_with_chain",
     "live": "live_ruleset live_ruleset_about",
     "network": "local_addresses watch_addresses",
+    "restore": "RestoreSession",
     "runner": "Runner kill_commands",
     "watch": "TABLES ExternalWrite TableCounts TableWatch watch_tables",
 }

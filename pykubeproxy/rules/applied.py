@@ -372,6 +372,12 @@ class AppliedState:
         """Record a fixed chain that was written apart from an update, so that the next one restores it."""
         self._chains[chain.key] = AppliedChain.of(chain)
 
+    def hold_ports(self, ports: Iterable[AppliedPort]) -> None:
+        """Record the ports of Services that had none; those of one Service come together."""
+        for service, group in itertools.groupby(ports, key=lambda port: port.name.service_key):
+            self._services[service] = tuple(group)
+            self._totals.add(self._services[service])
+
     def withdraw(
         self, service: Key, frontends: Mapping[PortName, Container[tuple[str, int]]]
     ) -> set[ChainKey]:
@@ -452,9 +458,7 @@ class AppliedState:
         self._found.clear()
         for service in update.desired.services:
             self._totals.subtract(self._services.pop(service, ()))
-        for service, group in itertools.groupby(ports, key=lambda port: port.name.service_key):
-            self._services[service] = tuple(group)
-            self._totals.add(self._services[service])
+        self.hold_ports(ports)
         return self
 
     def _shared_entries(self, desired: Desired) -> dict[ChainKey, SharedEntries]:

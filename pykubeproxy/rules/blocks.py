@@ -140,7 +140,7 @@ def _nat_blocks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]
     def most(written: int) -> int:
         if chains_per_block is None:
             return _LEGACY_DECLARED_TOGETHER
-        return max(chains_per_block, min(_MOST_CHAINS, (before + written) // _TABLE_PER_BLOCK))
+        return most_chains(chains_per_block, before + written)
 
     limit = most(0)
     batched = batches(update.chains(), most)
@@ -203,6 +203,11 @@ def _unused(replaced: Mapping[str, AppliedChain], used: Iterable[str]) -> dict[s
         return {}
     used = frozenset(used)
     return {name: chain for name, chain in replaced.items() if name not in used}
+
+
+def most_chains(least: int, table: int) -> int:
+    """Return how many chains a block may have in a table with so many chains, at least `least`."""
+    return max(least, min(_MOST_CHAINS, table // _TABLE_PER_BLOCK))
 
 
 def batches(updates: Iterable[ChainUpdate], most: Callable[[int], int]) -> Iterator[ChainUpdate]:

@@ -73,8 +73,8 @@ def test_services_with_an_unsupported_feature_are_found_by_samples(synced: Synce
     some = range(2, 2001, 20)
     written = [sum(f"ns/svc{number}:" in text for text in synced.live.texts) for number in some]
     assert sum(times > 4 for times in written) < 10
-    # All others are written three times: at first, in one try, and without those in quarantine.
-    assert sum(map(len, synced.live.texts)) < 2.5 * len(synced.live.texts[0])
+    # All others are written three times: at first (on nft ahead), in one try, and without those in quarantine.
+    assert sum(map(len, synced.live.texts)) < 3.5 * len(synced.live.texts[0])
 
 
 def test_a_change_of_a_quarantined_service_writes_no_other_rules(synced: SyncedFamily) -> None:
