@@ -10,7 +10,7 @@ import click
 from pykubeproxy.lab.machine import LabError
 from tests.bench import commands, figures, load, rolling, shapes
 from tests.bench.bench import QUICK, Bench, Options
-from tests.bench.figures import Report, as_json, as_table, new_report
+from tests.bench.figures import new_report
 from tests.bench.program import (
     NoRevision,
     Program,
@@ -108,7 +108,7 @@ def main(
 ) -> None:
     """Measure the agent's speed, CPU and memory in network namespaces, beside other programs.
 
-    Needs root and an otherwise idle machine. Takes two hours; with --peer, a day.
+    Needs root and an otherwise idle machine. Takes three hours; with --peer, a day.
     """
     options = QUICK if quick else Options()
     given: dict[str, Any] = {"shapes": sizes, "runs": runs, "seconds": seconds, "limit": limit}
@@ -124,13 +124,15 @@ def main(
                 other = stack.enter_context(other_checkout(against, interpreter))
                 before = Program(figures.BEFORE, other)
             run = tuple(_chosen(programs, ours, before, peer or ""))
-            bench = Bench(stack.enter_context(testbed()), options, run, report)
+            bench = Bench(stack.enter_context(testbed()), options, run, report, out)
             for name in ("nft", "legacy") if backend == "both" else (backend,):
                 _measure(bench, name, only or tuple(_PARTS))
     except (LabError, NoRevision) as reason:
         raise click.ClickException(str(reason)) from reason
     finally:
-        _publish(report, out)
+        file = figures.write(report, out)
+        click.echo(file.with_suffix(".txt").read_text())
+        click.echo(file)
 
 
 def _chosen(names: tuple[str, ...], ours: Program, before: Program | None, peer: str) -> Iterator[Program]:
@@ -154,17 +156,6 @@ def _measure(bench: Bench, backend: str, parts: tuple[str, ...]) -> None:
         return
     for part in parts:
         _PARTS[part](bench, backend)
-
-
-def _publish(report: Report, out: Path) -> None:
-    """Print the table and write the files, even if the measurements are incomplete."""
-    out.mkdir(parents=True, exist_ok=True)
-    table = "\n".join(as_table(report)) + "\n"
-    stem = report.host["time"].replace(":", "")
-    (out / f"{stem}.txt").write_text(table)
-    (out / f"{stem}.json").write_bytes(as_json(report))
-    click.echo(table)
-    click.echo(out / f"{stem}.json")
 
 
 if __name__ == "__main__":

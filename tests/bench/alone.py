@@ -47,7 +47,7 @@ class Recording:
     new: Sequence[_Inputs]
 
 
-def recorded(bench: Bench, cluster: Cluster, program: Program, backend: str) -> Recording:
+def recorded(bench: Bench, cluster: Cluster, backend: str, program: Program) -> Recording:
     """Start a program and record what it writes. Measure nothing. Raise TimedOut and Ended."""
     options = bench.options
     with TemporaryDirectory(dir=bench.testbed.directory) as folder, bench.testbed.node() as node:
@@ -70,13 +70,18 @@ def recorded(bench: Bench, cluster: Cluster, program: Program, backend: str) -> 
 
 
 def measure(
-    bench: Bench, cluster: Cluster, backend: str, program: Program, recording: Recording, first: bool
+    bench: Bench,
+    cluster: Cluster,
+    backend: str,
+    program: Program,
+    recorded: Callable[[Program], Recording],
+    first: bool,
 ) -> Iterator[Measured]:
-    """Write a recording on a new node, without the program; the changes only if this is the first run.
+    """Write a recording of a program on a new node, without the program; the changes only if this is the first run.
 
-    Raise TimedOut and CommandFailed.
+    Raise TimedOut, Ended and CommandFailed.
     """
-    limit = bench.options.limit
+    recording, limit = recorded(program), bench.options.limit
     with bench.testbed.node() as node:
         there = place(bench.testbed, cluster, node, program, backend)
         with node.entered():

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import click
@@ -71,12 +72,13 @@ QUICK = Options(
 
 @dataclass(frozen=True)
 class Bench:
-    """A run of the benchmark."""
+    """A run of the benchmark. Its report is written to a folder whenever a program has ended."""
 
     testbed: Testbed
     options: Options
     programs: tuple[Program, ...]
     report: Report
+    out: Path
 
     def proxies(self, backend: str) -> list[Program]:
         """Return the programs to run with a backend. kube-proxy in nftables mode runs once, without one."""
@@ -105,4 +107,6 @@ class Bench:
             self.report.notes.append(f"{where}: {reason}")
             click.echo(self.report.notes[-1], err=True)
             return False
+        finally:
+            figures.write(self.report, self.out)
         return True

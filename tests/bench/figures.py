@@ -7,6 +7,7 @@ import statistics
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -143,6 +144,15 @@ def new_report() -> Report:
         "load": f"{os.getloadavg()[0]:.1f}",
     }
     return Report(host, [], [])
+
+
+def write(report: Report, folder: Path) -> Path:
+    """Write the report to TIME.json and TIME.txt in a folder. Return the path of the first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{report.host['time'].replace(':', '')}.json"
+    file.write_bytes(as_json(report))
+    file.with_suffix(".txt").write_text("\n".join((*as_table(report), "")))
+    return file
 
 
 def as_json(report: Report) -> bytes:

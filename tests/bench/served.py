@@ -1,6 +1,7 @@
 """Wait until Services answer: after a start, a restart, a flushed table or a change."""
 
 import http.client
+import itertools
 import re
 import subprocess
 import time
@@ -106,11 +107,17 @@ def after_flush(there: Place, check: Callable[[], None], limit: float) -> float:
 
 
 def until_reached(there: Place, service: int, wanted: Set[str], since: float, limit: float) -> float:
-    """Return the seconds from `since` until a connection to a Service reaches one of these pods. Raise TimedOut."""
-    pods, address = there.testbed.pods, workload.vip(service)
+    """Return the seconds from `since` until a connection to a Service reaches one of these pods. Raise TimedOut.
+
+    Pause only after as many connections as the Service has endpoints: they are spread over all of them.
+    """
+    pods, address, endpoints = there.testbed.pods, workload.vip(service), there.cluster.size.endpoints
     with there.node.entered():
-        while not (connects.reaches(address) and wanted & pods.drain()):
+        for number in itertools.count(1):
+            if connects.reaches(address) and wanted & pods.drain():
+                break
             if time.monotonic() - since > limit:
                 raise TimedOut(f"no connection to {address} reaches the new endpoint", limit)
-            time.sleep(_LOOK_SECONDS)
+            if number % endpoints == 0:
+                time.sleep(_LOOK_SECONDS)
     return time.monotonic() - since

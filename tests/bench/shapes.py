@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 
 from tests.bench import alone, connects, workload
 from tests.bench import figures as f
@@ -19,11 +19,10 @@ def measure(bench: Bench, backend: str) -> None:
     for size in bench.options.shapes:
         with bench.testbed.cluster(size) as cluster:
             remaining = bench.proxies(backend) + [item for item in bench.programs if item.name == f.ALONE]
-            recording = None
+            recording = cache(partial(alone.recorded, bench, cluster, backend))
             for run in range(bench.options.runs):
                 for program in tuple(remaining):
                     if program.name == f.ALONE:
-                        recording = recording or alone.recorded(bench, cluster, program, backend)
                         rows = alone.measure(bench, cluster, backend, program, recording, run == 0)
                     else:
                         rows = _rows(bench, cluster, backend, program, run == 0)
