@@ -183,7 +183,8 @@ class Ended(RuntimeError):
 class Program:
     """A program and its settings. `checkout` is that of a pykubeproxy, `binary` that of a kube-proxy.
 
-    It reaches the API server as in a pod, or with a kubeconfig. `min_sync` is its minSyncPeriod.
+    It reaches the API server as in a pod, or with a kubeconfig. `min_sync` is its minSyncPeriod, `variant` a name for
+    settings that differ from the usual ones.
     """
 
     name: str
