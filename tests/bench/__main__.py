@@ -75,7 +75,11 @@ def _programs(_context: click.Context, _option: click.Parameter, text: str) -> t
     help="Also measure another pykubeproxy, start by start: a git revision or the folder of a checkout.",
 )
 @click.option(
-    "--shapes", "sizes", callback=_sizes, default="", help="Services x endpoints, as 10000x2,5006x50."
+    "--shapes",
+    "sizes",
+    callback=_sizes,
+    default="",
+    help="Services x endpoints; part load uses the first.  [default: 10000x2,30000x1,44125x1,5006x50]",
 )
 @click.option("--runs", type=click.IntRange(1), help="Starts of each program.  [default: 3]")
 @click.option("--seconds", type=click.FloatRange(1), help="Of each series of changes.  [default: 60]")
