@@ -72,8 +72,8 @@ coverage: venv ## measure which lines the unit tests run; table in build/coverag
 	$(BIN)/python -m pytest -n 2 -m 'not root and not hypothesis' --cov=pykubeproxy --cov-report=markdown:build/coverage.md tests/unit
 
 .PHONY: bench
-bench: venv ## measure starts, changes, memory and first packets (25 minutes)
-	$(SUDO) $(BIN)/python -m tests.bench
+bench: venv ## measure starts, changes, memory and first packets (3 hours; OPTIONS="--only shapes")
+	$(SUDO) $(BIN)/python -m tests.bench $(OPTIONS)
 
 .PHONY: bench-fleet
 bench-fleet: venv ## measure kubectl pykubeproxy with 500 simulated nodes (2 minutes)

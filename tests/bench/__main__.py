@@ -1,21 +1,17 @@
 """`python -m tests.bench`."""
 
-import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from pykubeproxy.lab.machine import LabError
-from tests.bench import alone, figures, plan
-from tests.bench.connects import Unreachable
-from tests.bench.figures import Figure, Report, as_json, as_table, new_report
-from tests.bench.plan import EVERY_START, FULL_SCALE, ONLY_OURS, PARTS, QUICK, QUICK_SCALE, Effort, Step
+from tests.bench import commands, figures, load, rolling, shapes
+from tests.bench.bench import QUICK, Bench, Options
+from tests.bench.figures import new_report
 from tests.bench.program import (
-    Ended,
     NoRevision,
     Program,
     current_python,
@@ -24,12 +20,18 @@ from tests.bench.program import (
     other_checkout,
     this_checkout,
 )
-from tests.bench.rows import CommandFailed, Measured, NotDone, TimedOut, measure
-from tests.bench.testbed import Testbed, testbed
+from tests.bench.testbed import testbed
 from tests.bench.workload import Size
 
-# What ends the measurement of a program at a size; the others go on.
-_FAILURES = (NotDone, Ended, TimedOut, Unreachable, CommandFailed)
+_PARTS: dict[str, Callable[[Bench, str], None]] = {
+    "shapes": shapes.measure,
+    "rolling": rolling.measure,
+    "load": load.measure,
+    "launch": commands.measure_launch,
+    "lookups": commands.measure_lookups,
+    "inspect": commands.measure_inspect,
+}
+_PROGRAMS = ("ours", "alone", "peer", "nftables")
 
 
 def _sizes(_context: click.Context, _option: click.Parameter, text: str) -> tuple[Size, ...]:
@@ -39,6 +41,12 @@ def _sizes(_context: click.Context, _option: click.Parameter, text: str) -> tupl
         raise click.BadParameter("use Services x endpoints of each, such as 1000x10,5000x10") from error
 
 
+def _programs(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
+    if unknown := set(words := text.split(",")).difference(_PROGRAMS):
+        raise click.BadParameter(f"no program {', '.join(sorted(unknown))}; use {','.join(_PROGRAMS)}")
+    return tuple(words)
+
+
 @click.command()
 @click.option(
     "--quick",
@@ -46,157 +54,112 @@ def _sizes(_context: click.Context, _option: click.Parameter, text: str) -> tupl
     help="Run a short form with the current interpreter, to test the benchmark itself.",
 )
 @click.option(
-    "--only", type=click.Choice(list(PARTS)), multiple=True, help="Measure only this part; repeatable."
+    "--only", type=click.Choice(list(_PARTS)), multiple=True, help="Measure only this part; repeatable."
 )
 @click.option("--backend", type=click.Choice(["nft", "legacy", "both"]), default="both", show_default=True)
-@click.option("--sizes", default="", callback=_sizes, help="Services x endpoints, such as 0x1,5000x10.")
 @click.option(
-    "--services", type=click.IntRange(1), multiple=True, help="Services for first packets; repeatable."
+    "--programs",
+    default=",".join(_PROGRAMS),
+    show_default=True,
+    callback=_programs,
+    help="What to run: pykubeproxy, iptables-restore with its input, kube-proxy, kube-proxy in nftables mode.",
 )
-@click.option("--runs", type=click.IntRange(1), help="Starts of each size.  [default: 2 to 5]")
+@click.option(
+    "--peer",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="The kube-proxy; without it, no peer and no nftables.",
+)
 @click.option(
     "--against",
     metavar="REVISION",
     help="Also measure another pykubeproxy, start by start: a git revision or the folder of a checkout.",
 )
 @click.option(
-    "--peer",
-    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-    help="Also measure this kube-proxy with the same workload.",
+    "--shapes",
+    "sizes",
+    callback=_sizes,
+    default="",
+    help="Services x endpoints; part load uses the first.  [default: 10000x2,30000x1,44125x1,5006x50]",
 )
+@click.option("--runs", type=click.IntRange(1), help="Starts of each program.  [default: 3]")
+@click.option("--seconds", type=click.FloatRange(1), help="Of each series of changes.  [default: 60]")
+@click.option(
+    "--limit", type=click.FloatRange(0, min_open=True), help="Seconds of the longest start.  [default: 1200]"
+)
+@click.option("--idle", type=click.FloatRange(0), help="Minutes without changes in part load.  [default: 10]")
+@click.option("--minutes", type=click.FloatRange(0), help="Minutes of changes in part load.  [default: 10]")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("build/bench"),
     show_default=True,
-    help="Folder for bench.json and bench.txt.",
+    help="Folder for TIME.json and TIME.txt.",
 )
 def main(
     quick: bool,
     only: tuple[str, ...],
     backend: str,
-    sizes: tuple[Size, ...],
-    services: tuple[int, ...],
-    runs: int | None,
-    against: str | None,
+    programs: tuple[str, ...],
     peer: str | None,
+    against: str | None,
+    sizes: tuple[Size, ...],
+    runs: int | None,
+    seconds: float | None,
+    limit: float | None,
+    idle: float | None,
+    minutes: float | None,
     out: Path,
 ) -> None:
-    """Measure the agent's speed, CPU and memory in network namespaces.
+    """Measure the agent's speed, CPU and memory in network namespaces, beside other programs.
 
-    Needs root and an otherwise idle machine. Takes 25 minutes, twice that with --against or --peer.
+    Needs root and an otherwise idle machine. Takes three hours; with --peer, a day.
     """
-    scale, effort = (QUICK_SCALE, QUICK) if quick else (FULL_SCALE, Effort())
-    effort = effort._replace(runs=runs or effort.runs)
-    scale = scale.with_sizes(sizes) if sizes else scale
-    steps = plan.steps(scale._replace(services=services or scale.services), only or PARTS, effort)
+    options = QUICK if quick else Options()
+    given: dict[str, Any] = {"shapes": sizes, "runs": runs, "seconds": seconds, "limit": limit}
+    given |= {"idle": idle and idle * 60, "load": minutes and minutes * 60}
+    options = options._replace(**{name: value for name, value in given.items() if value})
     report = new_report()
     try:
         with ExitStack() as stack:
             interpreter = current_python if quick else image_python
-            programs = [Program(figures.OURS, this_checkout(interpreter))]
+            ours = Program(figures.OURS, this_checkout(interpreter))
+            before = None
             if against:
                 other = stack.enter_context(other_checkout(against, interpreter))
-                programs.append(Program(figures.BEFORE, other))
-            if peer:
-                programs.append(Program(figures.PEER, binary=peer))
-            bed = stack.enter_context(testbed())
+                before = Program(figures.BEFORE, other)
+            run = tuple(_chosen(programs, ours, before, peer or ""))
+            bench = Bench(stack.enter_context(testbed()), options, run, report, out)
             for name in ("nft", "legacy") if backend == "both" else (backend,):
-                _measure(bed, name, steps, effort, programs, report)
+                _measure(bench, name, only or tuple(_PARTS))
     except (LabError, NoRevision) as reason:
         raise click.ClickException(str(reason)) from reason
     finally:
-        _publish(report, out)
+        file = figures.write(report, out)
+        click.echo(file.with_suffix(".txt").read_text())
+        click.echo(file)
 
 
-def _measure(
-    bed: Testbed,
-    backend: str,
-    steps: Iterable[Step],
-    effort: Effort,
-    programs: Sequence[Program],
-    report: Report,
-) -> None:
+def _chosen(names: tuple[str, ...], ours: Program, before: Program | None, peer: str) -> Iterator[Program]:
+    if "ours" in names:
+        yield ours
+    if before:
+        yield before
+    if "alone" in names:
+        yield Program(figures.ALONE, ours.checkout)
+    if "peer" in names and peer:
+        yield Program(figures.PEER, binary=peer)
+    if "nftables" in names and peer:
+        yield Program(figures.NFTABLES, binary=peer, mode="nftables")
+
+
+def _measure(bench: Bench, backend: str, parts: tuple[str, ...]) -> None:
     try:
-        environment(backend, bed.directory)
+        environment(backend, bench.testbed.directory)
     except FileNotFoundError as error:
-        report.notes.append(f"{backend}: {error}")
+        bench.report.notes.append(f"{backend}: {error}")
         return
-    too_much: dict[Program, int] = {}
-    for step in steps:
-        remaining = [item for program in programs for item in _variants(step, backend, program)]
-        with bed.cluster(step.size) as cluster, ExitStack() as recordings:
-            recording = None
-            for run in range(step.runs):
-                now = step.rows if run == 0 else step.rows & EVERY_START
-                # Alternate the programs, so that a slow period of the machine affects all of them.
-                for program in list(remaining):
-                    note = _noting(report, backend, step, program)
-                    rows = now & PARTS["launch"] if program.kubeconfig else now
-                    try:
-                        if step.size.chains >= too_much.get(program, math.inf):
-                            raise NotDone("skipped, because a smaller size failed")
-                        for figure in measure(bed, cluster, program, backend, rows, effort):
-                            note(figure)
-                        if program == programs[0] and rows & {"start", "repair"}:
-                            recording = recording or recordings.enter_context(
-                                alone.recorded(bed, cluster, program, backend, rows, effort)
-                            )
-                            for figure in alone.measure(bed, cluster, program, backend, recording, effort):
-                                note(figure)
-                    except _FAILURES as reason:
-                        remaining.remove(program)
-                        report.notes.append(f"{_name(program)}, {backend}, {step.size}: {reason}")
-                        click.echo(report.notes[-1], err=True)
-                        if isinstance(reason, NotDone):
-                            too_much[program] = min(step.size.chains, too_much.get(program, sys.maxsize))
-
-
-def _variants(step: Step, backend: str, program: Program) -> Iterator[Program]:
-    """Yield the forms of a program: for first packets one for each dispatch mode, for launches one with a kubeconfig."""
-    if program.binary and step.rows <= ONLY_OURS:
-        return
-    if "first" in step.rows:
-        if program.checkout:
-            yield from (replace(program, dispatch=mode) for mode in ("flat", "tree"))
-            return
-        if backend == "nft":
-            yield replace(program, mode="nftables")
-    yield program
-    if "launch" in step.rows and program.checkout:
-        yield replace(program, kubeconfig=True)
-
-
-def _noting(report: Report, backend: str, step: Step, program: Program) -> Callable[[Measured], None]:
-    starts = (figures.START, figures.START_CPU, figures.FIRST_LIST)
-
-    def note(measured: Measured) -> None:
-        name, unit, runs, of_tools = measured
-        # The tools alone are compared with this checkout.
-        if (name in starts and "start" not in step.rows) or (of_tools and program.name != figures.OURS):
-            return
-        who = figures.ALONE if of_tools else program.name
-        figure = Figure(backend, name, step.size, who, program.variant, unit, runs)
-        report.add(figure)
-        shown = figures.show(figure.value, unit)
-        label = " ".join(filter(None, (who, program.variant)))
-        click.echo(f"{label}, {backend}, {step.size}: {name} {shown}", err=True)
-
-    return note
-
-
-def _name(program: Program) -> str:
-    return " ".join(filter(None, (program.name, program.variant)))
-
-
-def _publish(report: Report, out: Path) -> None:
-    """Print the table and write the files, even if the measurements are incomplete."""
-    out.mkdir(parents=True, exist_ok=True)
-    table = "\n".join(as_table(report)) + "\n"
-    (out / "bench.txt").write_text(table)
-    (out / "bench.json").write_bytes(as_json(report))
-    click.echo(table)
-    click.echo(out / "bench.json")
+    for part in parts:
+        _PARTS[part](bench, backend)
 
 
 if __name__ == "__main__":

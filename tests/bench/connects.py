@@ -1,7 +1,8 @@
-"""Measure connections to Services and pods: success, and the time of the first packet."""
+"""Connect to Services: which ones answer, through which endpoint, and how long the first packet takes."""
 
 import gc
 import os
+import select
 import socket
 import struct
 import time
@@ -13,11 +14,13 @@ from tests.bench import workload
 
 # Close with a reset, which leaves no connection in TIME_WAIT.
 _RESET = struct.pack("ii", 1, 0)
-_BLOCK = 250
+# As many connections at a time as the backlog of the pods holds.
+_BATCH = 250
+_SECONDS = 0.3
+# Connections before those that count, so that the processor has the code in its cache.
+_WARM_UP = 100
 # Connect timeout in the kernel, a timeval of five seconds. Python's timeout would add to the measured time.
 _PATIENCE = struct.pack("@ll", 5, 0)
-
-Nanoseconds = list[int]
 
 
 class Unreachable(RuntimeError):
@@ -34,15 +37,18 @@ class Pods:
         """Accept one IPv4 connection and close it."""
         self._listeners[0].accept()[0].close()
 
-    def drain(self) -> None:
-        """Close all pending connections."""
+    def drain(self) -> set[str]:
+        """Close all pending connections. Return the addresses of their pods."""
+        addresses = set()
         for listener in self._listeners:
             listener.setblocking(False)
             try:
                 while True:
-                    listener.accept()[0].close()
+                    with listener.accept()[0] as accepted:
+                        addresses.add(accepted.getsockname()[0])
             except BlockingIOError:
                 listener.setblocking(True)
+        return addresses
 
     def close(self) -> None:
         """Close the listeners."""
@@ -66,7 +72,7 @@ def reaches(address: str) -> bool:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        client.settimeout(0.3)
+        client.settimeout(_SECONDS)
         try:
             client.connect((address, workload.SERVICE_PORT))
         except OSError:
@@ -74,40 +80,57 @@ def reaches(address: str) -> bool:
     return True
 
 
-def compare(
-    pods: Pods, ways: Sequence[tuple[Namespace, Sequence[tuple[str, int]]]]
-) -> tuple[Nanoseconds, ...]:
-    """How long it takes to connect from each of some namespaces to each of as many addresses and ports.
+def batches(addresses: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the addresses in parts for `unanswered`."""
+    for at in range(0, len(addresses), _BATCH):
+        yield addresses[at : at + _BATCH]
 
-    They take turns in blocks, on one processor, and both ends are this very thread: nobody has to be woken, so what is
-    measured is the way of the packets. Raises Unreachable.
+
+def unanswered(pods: Pods, addresses: Sequence[str]) -> list[str]:
+    """Connect to all these IPv4 Services at once, and return those that do not accept it."""
+    waiting: dict[int, tuple[socket.socket, str]] = {}
+    failed = []
+    with select.epoll() as poll:
+        for address in addresses:
+            client = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            client.connect_ex((address, workload.SERVICE_PORT))
+            poll.register(client, select.EPOLLOUT)
+            waiting[client.fileno()] = client, address
+        deadline = time.monotonic() + _SECONDS
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for number, _ in poll.poll(left):
+                client, address = waiting.pop(number)
+                with client:
+                    if client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                        failed.append(address)
+        for client, address in waiting.values():
+            client.close()
+            failed.append(address)
+    pods.drain()
+    return failed
+
+
+def first_packets(node: Namespace, pods: Pods, services: Sequence[str]) -> list[float]:
+    """Return the microseconds of a TCP connect to each of these Services. Raise Unreachable.
+
+    Both ends are this thread, on one processor: no process has to be woken, so this is the time of the packets.
     """
-    taken: tuple[Nanoseconds, ...] = tuple([] for _ in ways)
-    with _undisturbed():
-        for node, targets in ways:
-            _connect(node, pods, targets[: _BLOCK // 2])  # warm up
-        for at in range(0, len(ways[0][1]), _BLOCK):
-            for (node, targets), nanoseconds in zip(ways, taken, strict=True):
-                nanoseconds += _connect(node, pods, targets[at : at + _BLOCK])
-    return taken
-
-
-def _connect(node: Namespace, pods: Pods, targets: Sequence[tuple[str, int]]) -> Nanoseconds:
     taken = []
     clock = time.perf_counter_ns
-    with node.entered():
-        for target in targets:
+    with _undisturbed(), node.entered():
+        for address in [*services[-_WARM_UP:], *services]:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as client:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
                 started = clock()
                 try:
-                    client.connect(target)
+                    client.connect((address, workload.SERVICE_PORT))
                 except OSError as error:
-                    raise Unreachable(f"{target[0]} cannot be connected to: {error.strerror}") from None
-                taken.append(clock() - started)
+                    raise Unreachable(f"{address} cannot be connected to: {error.strerror}") from None
+                taken.append((clock() - started) / 1000)
                 pods.accept()
-    return taken
+    return taken[len(taken) - len(services) :]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -116,7 +117,7 @@ def _run(*command: str) -> None:
 
 _FAMILIES = ("iptables", "ip6tables")
 _COMMANDS = ("", "-save", "-restore")
-# Copy the input of each iptables-restore to a file, in the order of the starts.
+# Copy the input of each iptables-restore and nft to a file, in the order of the starts.
 _RECORDER = """#!/bin/sh
 file={folder}/$(date +%s%N).{family}
 printf '%s\\n' "$*" > "$file.arguments"
@@ -157,12 +158,19 @@ def _recorders(backend: str, record: Path) -> Path:
     for family in _FAMILIES:
         script = _RECORDER.format(folder=record, family=family, real=_real(family, backend, "-restore"))
         for name in (f"{family}-restore", f"{family}-{backend}-restore"):
-            (folder / name).write_text(script)
-            (folder / name).chmod(0o755)
+            _write_script(folder / name, script)
+    if nft := shutil.which("nft", path=SYSTEM_PATH):
+        _write_script(folder / "nft", _RECORDER.format(folder=record, family="nft", real=nft))
     return folder
 
 
+def _write_script(file: Path, script: str) -> None:
+    file.write_text(script)
+    file.chmod(0o755)
+
+
 _TICK = os.sysconf("SC_CLK_TCK")
+_VOLUNTARY = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)", re.MULTILINE)
 # A process is idle below this share of a CPU; stop waiting after this many seconds.
 _QUIET_SHARE, _QUIET_AT_LATEST = 0.02, 60.0
 
@@ -175,21 +183,17 @@ class Ended(RuntimeError):
 class Program:
     """A program and its settings. `checkout` is that of a pykubeproxy, `binary` that of a kube-proxy.
 
-    It reaches the API server as in a pod, or with a kubeconfig.
+    It reaches the API server as in a pod, or with a kubeconfig. `min_sync` is its minSyncPeriod, `variant` a name for
+    settings that differ from the usual ones.
     """
 
     name: str
     checkout: Checkout | None = None
     binary: str = ""
     mode: str = "iptables"
-    dispatch: str = ""
+    min_sync: str = "1s"
+    variant: str = ""
     kubeconfig: bool = False
-
-    @property
-    def variant(self) -> str:
-        """What distinguishes it from other programs of this name."""
-        mode = self.mode.removeprefix("iptables")
-        return " ".join(filter(None, (self.dispatch, mode, "kubeconfig" if self.kubeconfig else "")))
 
     def command(self, *arguments: str) -> list[str]:
         """Return a command line of this program: for pykubeproxy a command such as run with its options."""
@@ -200,8 +204,7 @@ class Program:
     def agent(self, configuration: Path) -> list[str]:
         """Return the command line of the proxy."""
         run = ["run"] if self.checkout else []
-        dispatch = ["--dispatch", self.dispatch] if self.dispatch else []
-        return self.command(*run, "--config", str(configuration), *dispatch)
+        return self.command(*run, "--config", str(configuration))
 
     def configuration(self, backend: str, kubeconfig: Path) -> Object:
         """Return a KubeProxyConfiguration, for kube-proxy without pykubeproxy's own settings."""
@@ -212,6 +215,8 @@ class Program:
             "clientConnection": {"kubeconfig": path, "contentType": "application/json"},
             "hostnameOverride": workload.NODE,
             "mode": self.mode,
+            "iptables": {"minSyncPeriod": self.min_sync},
+            "nftables": {"minSyncPeriod": self.min_sync},
             "clusterCIDR": ",".join(workload.POD_CIDRS),
             "conntrack": {"maxPerCore": 0, "min": 0},
             "healthzBindAddress": "127.0.0.1:10256",
@@ -289,6 +294,13 @@ class Running:
         lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
         values = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
         return tuple(int(values[name][0]) * 1024 / 1e6 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
+
+    def wake_ups(self) -> int:
+        """Return how often the threads that now run were woken so far. Raise Ended."""
+        self.check()
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/status")
+        counts = (_VOLUNTARY.search(task.read_text()) for task in tasks)
+        return sum(int(count[1]) for count in counts if count)
 
     def wait_quiet(self, seconds: float) -> None:
         """Wait until the process was idle for `seconds`, at most a minute. Raise Ended."""

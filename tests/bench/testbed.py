@@ -2,14 +2,15 @@
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pykubeproxy.lab.api import SLICES, Api, in_namespace
+from pykubeproxy.lab.api import SERVICES, SLICES, Api, Object, in_namespace
 from pykubeproxy.lab.apiserver.server import kubeconfig
 from pykubeproxy.lab.machine import RunDirectory, check_requirements, start_janitor
 from pykubeproxy.lab.network import Namespace
@@ -63,16 +64,15 @@ class Pod:
         self._holder.stdout.close()
 
 
-# The links of the node and the bare node to the outside: addresses of both ends.
-_NODE_LINK = tuple(zip(workload.NODE_ADDRESSES, ("10.0.0.1", "fd00:10::1"), strict=True))
-_BARE_LINK = (("10.0.1.11", "10.0.1.1"), ("fd00:10:1::11", "fd00:10:1::1"))
+# The link of the node to the outside: addresses of both ends.
+_LINK = tuple(zip(workload.NODE_ADDRESSES, ("10.0.0.1", "fd00:10::1"), strict=True))
 _API_ADDRESS = "10.0.0.1"
 # Seconds until the API server has all objects, and until another process ends.
 _PATIENCE = 60.0
 
 
 class Testbed:
-    """The namespaces, of which `bare` never has rules; `directory` holds temporary files."""
+    """The namespaces; `directory` holds temporary files."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.directory = directory
@@ -83,14 +83,12 @@ class Testbed:
             self.outside.address("lo", address, length)
         with self.outside.entered():
             self.pods = Pods()
-        self.bare = Namespace(name, "bare")
-        self._connect(self.bare, "bare", _BARE_LINK)
         write_credentials(directory, _API_ADDRESS)
         self.pod = Pod(directory)
 
-    def _connect(self, node: Namespace, interface: str, link: tuple[tuple[str, str], ...]) -> None:
+    def _connect(self, node: Namespace, interface: str) -> None:
         node.veth("eth0", self.outside, interface)
-        for own, other in link:
+        for own, other in _LINK:
             length = 64 if ":" in own else 24
             node.address("eth0", own, length)
             self.outside.address(interface, other, length)
@@ -103,7 +101,7 @@ class Testbed:
         node, interface = Namespace(self._name, f"node{self._nodes}"), f"node{self._nodes}"
         try:
             node.forward()
-            self._connect(node, interface, _NODE_LINK)
+            self._connect(node, interface)
             yield node
         finally:
             with suppress(LookupError):  # it never came to the cable
@@ -131,18 +129,21 @@ class Testbed:
         """Close the namespaces; the janitor deletes them."""
         self.pod.close()
         self.pods.close()
-        self.bare.close()
         self.outside.close()
 
 
 class Cluster:
-    """An API server with Services, and writes to it. Proxies use `port`, with TLS."""
+    """An API server with Services, and writes to it. Proxies use `port`, with TLS.
+
+    `replaced` holds the endpoints of Services that have other addresses than at first.
+    """
 
     def __init__(self, site: Testbed, size: Size, port: int, plain_port: int) -> None:
         self.size = size
         self.directory = site.directory
         self.address, self.port = _API_ADDRESS, port
-        self._api = Api(site.outside.name, _API_ADDRESS, plain_port)
+        self.replaced: dict[int, dict[int, str]] = {}
+        self._api = Api(site.outside.name, "127.0.0.1", plain_port)  # it outlives the links of nodes
         self.kubeconfig = site.directory / "kubeconfig"
         url = f"https://{_API_ADDRESS}:{port}"
         self.kubeconfig.write_text(kubeconfig(url, certificate=site.directory / server.CERTIFICATE))
@@ -153,12 +154,36 @@ class Cluster:
         split = (line.partition(" ") for line in lines)
         return [(float(moment), path) for moment, _, path in split if float(moment) >= since]
 
-    def set_unready(self, service: int, *endpoints: int) -> None:
-        """Make these endpoints of a Service (numbers from 0) not ready and all others ready."""
-        for slice_ in workload.slices(self.size, service, endpoints):
-            meta = slice_["metadata"]
-            path = f"{in_namespace(SLICES, meta['namespace'])}/{meta['name']}"
-            self._api.call("PATCH", path, {"endpoints": slice_["endpoints"]})
+    def replace(self, service: int, replaced: Mapping[int, str]) -> None:
+        """Give these endpoints of a Service (numbers from 0) other addresses, and all others their own."""
+        before = workload.slices(self.size, service, replaced=self.replaced.get(service, {}))
+        self.replaced[service] = dict(replaced)
+        for old, new in zip(before, workload.slices(self.size, service, replaced=replaced), strict=True):
+            if old != new:
+                self._api.call("PATCH", _path(SLICES, new), {"endpoints": new["endpoints"]})
+
+    def restore(self) -> None:
+        """Give all endpoints their own addresses."""
+        for service in [*self.replaced]:
+            self.replace(service, {})
+
+    def create(self, *objects: Object) -> None:
+        """Create Services or EndpointSlices."""
+        for item in objects:
+            self._api.call("POST", in_namespace(_LIST[item["kind"]], item["metadata"]["namespace"]), item)
+
+    def delete(self, *objects: Object) -> None:
+        """Delete Services or EndpointSlices."""
+        for item in objects:
+            self._api.delete(_path(_LIST[item["kind"]], item))
+
+
+_LIST = {"Service": SERVICES, "EndpointSlice": SLICES}
+
+
+def _path(path: str, item: Object) -> str:
+    meta = item["metadata"]
+    return f"{in_namespace(path, meta['namespace'])}/{meta['name']}"
 
 
 @contextmanager
@@ -182,7 +207,7 @@ def testbed() -> Iterator[Testbed]:
 
 
 def end(process: subprocess.Popen[bytes], seconds: float = 15.0) -> None:
-    """Terminate a process, and kill it after a timeout."""
+    """Terminate a process that leads a session, kill it after a timeout, and kill what it leaves, such as iptables."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -190,8 +215,24 @@ def end(process: subprocess.Popen[bytes], seconds: float = 15.0) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    deadline = time.monotonic() + _PATIENCE
+    while (left := _session(process.pid)) and time.monotonic() < deadline:
+        for number in left:
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        time.sleep(0.1)  # a large transaction in the kernel ends first
     if process.stdout is not None:
         process.stdout.close()
+
+
+def _session(leader: int) -> list[int]:
+    """Return the running processes of a session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(ValueError, OSError):
+            if os.getsid(int(entry.name)) == leader and ") Z " not in Path(entry, "stat").read_text():
+                found.append(int(entry.name))
+    return found
 
 
 def pause_until(moment: float) -> None:

@@ -5,13 +5,12 @@ only after the program has written the rules of that family.
 """
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Address
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pykubeproxy.lab.api import Object
-from pykubeproxy.rules.names import cluster_chain
-from pykubeproxy.services.ports import PortName
 
 NODE = "node-00"
 NODE_ADDRESSES = ("10.0.0.11", "fd00:10::11")
@@ -24,6 +23,7 @@ KUBERNETES_PODS = ("10.128.0.1", "fd00:10:128::1")
 OUTSIDE = ((KUBERNETES[0], 12), (KUBERNETES_PODS[0], 9), (KUBERNETES[1], 128), (KUBERNETES_PODS[1], 128))
 _FIRST_SERVICE = int(IPv4Address("10.96.0.10"))
 _FIRST_POD = int(IPv4Address("10.128.1.0"))
+_FIRST_NEW_POD = int(IPv4Address("10.192.0.0"))
 _NODES, _NAMESPACES = 50, 50
 _PER_SLICE = 100
 
@@ -62,23 +62,21 @@ def pod(number: int) -> str:
     return str(IPv4Address(_FIRST_POD + number))
 
 
-def draw(size: Size, count: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """Return addresses and ports of `count` Services and pods, from a fixed random seed."""
-    drawn, pods = random.Random(SERVICE_PORT), size.services * size.endpoints
-    return (
-        [(vip(drawn.randrange(size.services)), SERVICE_PORT) for _ in range(count)],
-        [(pod(drawn.randrange(pods)), POD_PORT) for _ in range(count)],
+def new_pod(number: int) -> str:
+    """Return the address of a pod that no Service has at first."""
+    return str(IPv4Address(_FIRST_NEW_POD + number))
+
+
+def shuffled(size: Size) -> list[str]:
+    """Return the cluster IPs of all Services in random order, from a fixed seed."""
+    return random.Random(SERVICE_PORT).sample(
+        [vip(service) for service in range(size.services)], size.services
     )
 
 
 def service_name(service: int) -> str:
     """Return NAMESPACE/NAME of a Service."""
     return "/".join(_key(service))
-
-
-def chain(service: int) -> str:
-    """Return the chain of table nat that balances over the endpoints of a Service."""
-    return cluster_chain(PortName(*_key(service), "http", "TCP"))
 
 
 def objects(size: Size) -> Iterator[Object]:
@@ -89,15 +87,28 @@ def objects(size: Size) -> Iterator[Object]:
         name = f"kubernetes-{family.lower()}"
         yield _slice("default", name, "kubernetes", family, [_endpoint(address, 0, ready=True)])
     for service in range(size.services):
-        yield _service(*_key(service), (vip(service),))
+        yield cluster_ip_service(service)
         yield from slices(size, service)
 
 
-def slices(size: Size, service: int, unready: Collection[int] = ()) -> list[Object]:
-    """Return the EndpointSlices of a Service; the endpoints `unready` (numbers from 0) are not ready."""
+def cluster_ip_service(service: int) -> Object:
+    """Return a Service."""
+    return _service(*_key(service), (vip(service),))
+
+
+def slices(
+    size: Size,
+    service: int,
+    unready: Collection[int] = (),
+    replaced: Mapping[int, str] = MappingProxyType({}),
+) -> list[Object]:
+    """Return the EndpointSlices of a Service.
+
+    By their numbers from 0, the endpoints `unready` are not ready, and those `replaced` have other addresses.
+    """
     namespace, name = _key(service)
     endpoints = [
-        _endpoint(pod(service * size.endpoints + i), service + i, i not in unready)
+        _endpoint(replaced.get(i) or pod(service * size.endpoints + i), service + i, i not in unready)
         for i in range(size.endpoints)
     ]
     pieces = [endpoints[at : at + _PER_SLICE] for at in range(0, size.endpoints, _PER_SLICE)]

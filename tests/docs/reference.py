@@ -21,7 +21,6 @@ from pykubeproxy.inspect.connection import TracedDestination
 from pykubeproxy.inspect.trace.svg import svg
 from pykubeproxy.report.document import Report
 from pykubeproxy.services.ports import FrontendKind
-from tests.bench.page import CHARTS, draw
 from tests.docs import json_reference
 from tests.docs.pages import DOCS
 from tests.docs.states import states_of_tables
@@ -286,7 +285,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/bundle.md": bundle,
     "assets/trace.svg": traced_path,
     "assets/work.svg": states_of_tables,
-    **{f"assets/{name}.svg": functools.partial(draw, name) for name in CHARTS},
     **{
         f"reference/schemas/{json_reference.kind_of(report)}.json": functools.partial(_schema, report)
         for report in json_reference.REPORTS

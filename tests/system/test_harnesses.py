@@ -11,6 +11,8 @@ import pytest
 from pyroute2 import netns
 
 from pykubeproxy.kernel import Backend
+from tests.bench.figures import merged
+from tests.bench.page import PAGE, draw, filled
 from tests.handover import handovers
 from tests.handover.handovers import StandIn
 from tests.handover.proof import Plan, prove
@@ -47,26 +49,38 @@ def bench(out: Path, *options: str) -> tuple[dict[str, Any], str]:
             process.kill()
     assert process.returncode == 0, errors
     assert not [name for name in netns.listnetns() if f"bench{process.pid}-" in name]
-    return json.loads((out / "bench.json").read_bytes()), printed
+    (written,) = out.glob("*.json")
+    return json.loads(written.read_bytes()), printed
 
 
 def test_the_benchmark_measures_everything(tmp_path: Path) -> None:
-    """Each row has plausible figures in the table and in the JSON."""
-    report, table = bench(tmp_path, "--backend", "nft", "--sizes", "0x1,4x2", "--services", "4")
+    """Each part has plausible figures in the table, in the JSON and on the page."""
+    report, table = bench(tmp_path, "--backend", "nft")
     assert report["notes"] == []
     measured = {figure["name"]: figure for figure in report["figures"] if figure["program"] == "pykubeproxy"}
-    assert len(measured) == 20
+    assert len(measured) == 26
     for name, figure in measured.items():
         assert figure["backend"] == "nft"
-        assert all(run > 0 for run in figure["runs"]) or name.startswith("CPU"), name
+        assert figure["runs"]
         assert f"{name}, " in table
-    assert 0.001 < measured["start"]["value"] < 60
-    assert 20 < measured["memory"]["value"] <= measured["memory, peak"]["value"] < 500
+    assert 0.001 < measured["start"]["runs"][0] < 60
+    assert 20 < measured["memory"]["runs"][0] <= measured["memory, peak"]["runs"][0] < 500
+    failed = [it for it in report["figures"] if it["name"] == "rolling update, failed connections"]
+    assert [it["runs"] for it in failed] == [[0], [0]]
+    assert measured["rolling update, written"]["runs"][0] > 0
     alone = {figure["name"] for figure in report["figures"] if figure["program"] == "alone"}
-    assert alone >= {"start", "one endpoint changed", "repair, all serve", "check", "run --help"}
-    assert measured["without rules"]["value"] > 1
-    (memory,) = [it for it in report["targets"] if it["name"] == "memory"]
-    assert (memory["target"], memory["size"]) == ("≤ 45 MB", "0x1")
-    assert memory["ratio"] > 0
-    assert memory["reached"] == (memory["ratio"] <= 1)
-    assert {it["variant"] for it in report["figures"]} == {"", "flat", "tree", "kubeconfig"}
+    assert alone >= {"start", "new service", "changed endpoint", "flushed table", "check", "run --help"}
+    figures = merged(file.read_bytes() for file in tmp_path.glob("*.json")).figures
+    page = filled(PAGE.read_text(), figures)
+    for label in ("40x2: start, s", "40x2, nft, iptables alone", "1x30, minSyncPeriod 1ms, nft, pykubeproxy"):
+        assert f"| {label} | " in page
+    assert "pykubeproxy, nft" in draw(figures)
+
+
+def test_a_program_beyond_the_limit_is_noted_and_stopped(tmp_path: Path) -> None:
+    """Its start has a limit instead of a value, and it has no other figures."""
+    options = ("--backend", "legacy", "--only", "shapes", "--programs", "ours", "--limit", "0.01")
+    report, table = bench(tmp_path, *options)
+    (start,) = report["figures"]
+    assert (start["name"], start["runs"], start["text"]) == ("start", [], "> 0.01 s")
+    assert "! pykubeproxy, legacy, 40x2: not all services answer after 0.01 s" in table
