@@ -70,7 +70,7 @@ def _point_at(lab: Lab, port: int) -> None:
 
 
 def _replace_pod(lab: Lab) -> None:
-    """Stop the agent of node1, and replace a pod of node2."""
+    """Stop the service proxy of node1, and replace a pod of node2."""
     if lab.agents[_NODE1.name].alive:
         lab.agents[_NODE1.name].stop()
     for pod in [pod for pod in lab.pods.values() if pod.app == APP and pod.site == _NODE2][:1]:
@@ -135,7 +135,7 @@ FAULTS = (
     ),
     Fault(
         "stale",
-        "the agent of node1 has stopped, and a pod of node2 was replaced",
+        "the service proxy of node1 has stopped, and a pod of node2 was replaced",
         act=_replace_pod,
     ),
 )
@@ -148,7 +148,7 @@ def break_lab(lab: Lab, fault: Fault) -> None:
 
 
 def mend(lab: Lab) -> None:
-    """Remove all faults, and start the agents that have stopped. Raises RuntimeError if a command fails."""
+    """Remove all faults, and start the service proxies that have stopped. Raises RuntimeError if a command fails."""
     for fault in FAULTS:
         _run(lab, fault.undo)
     _point_at(lab, POD_PORT)
@@ -158,7 +158,7 @@ def mend(lab: Lab) -> None:
 
 
 def _run(lab: Lab, commands: Iterable[tuple[str, str]]) -> None:
-    # A trace follows the rules of one backend: that of the agents.
+    # A trace follows the rules of one backend: that of the proxies.
     environment = {**os.environ, "BACKEND": "" if lab.backend == "auto" else f"-{lab.backend}"}
     hosts = {"fabric": lab.network.fabric, **lab.network.nodes}
     for host, line in commands:
