@@ -1,6 +1,7 @@
 """Faults of a running lab: each fails connections to the Service `web` in its own way, until `mend` removes it.
 
-They strike between the nodes or on node2, so that the pod `client`, which is on node1, meets them at pods of node2.
+They strike between the nodes or on node2, so that the pod `client`, which is on node1, meets them at pods of node2. Only
+a full conntrack table strikes on node1.
 """
 
 import os
@@ -8,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from pykubeproxy.lab import full_table
 from pykubeproxy.lab.api import POD_PORT
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.network import FABRIC, SITES
@@ -78,6 +80,11 @@ def _replace_pod(lab: Lab) -> None:
         lab.deploy(APP, 1, nodes=[_NODE2.name])
 
 
+def _fill_table(lab: Lab) -> None:
+    with lab.nodes[_NODE1.name].namespace.entered():
+        full_table.fill()
+
+
 _FILTER = "type filter hook forward priority 10"
 FAULTS = (
     Fault(
@@ -138,6 +145,11 @@ FAULTS = (
         "the service proxy of node1 has stopped, and a pod of node2 was replaced",
         act=_replace_pod,
     ),
+    Fault(
+        "conntrack",
+        "the conntrack table of node1 is full, so it drops new connections",
+        act=_fill_table,
+    ),
 )
 
 
@@ -151,6 +163,8 @@ def mend(lab: Lab) -> None:
     """Remove all faults, and start the service proxies that have stopped. Raises RuntimeError if a command fails."""
     for fault in FAULTS:
         _run(lab, fault.undo)
+    with lab.nodes[_NODE1.name].namespace.entered():
+        full_table.empty()
     _point_at(lab, POD_PORT)
     for agent in lab.agents.values():
         if not agent.alive:
