@@ -142,7 +142,7 @@ FAULTS = (
     ),
     Fault(
         "stale",
-        "the service proxy of node1 has stopped, and a pod of node2 was replaced",
+        "the proxy of node1 has stopped, and a pod of node2 was replaced",
         act=_replace_pod,
     ),
     Fault(
