@@ -271,6 +271,8 @@ def run(cluster: Cluster, seed: int) -> tuple[list[str], str]:
     named = [fault or "unclear" for fault, _ in named_faults(answer)]
     noisy = f" beside {' and '.join(one.__name__ for one in noise)}" if noise else ""
     told = f"{answer['verdict']}, {', '.join(dict.fromkeys(named)) or 'no fault'}"
+    if "unclear" in named:
+        told += f": {answer['message']}"
     return problems(faults, asked, answer), f"{'+'.join(faults) or 'none'}{noisy}; {asked}: {told}"
 
 
