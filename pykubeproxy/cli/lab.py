@@ -179,7 +179,7 @@ def up(
 ) -> None:
     """Start a lab in the background, with a Service "web", its pods and a pod "client".
 
-    With --kube-proxy, compare the lab with one of a genuine kube-proxy, or inspect its rules.
+    With --kube-proxy, the nodes run a genuine kube-proxy instead of agents, to compare both or to inspect its rules.
 
     \b
     sudo pykubeproxy lab up
