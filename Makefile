@@ -88,9 +88,10 @@ handover: venv ## open a million connections while the proxy of a node is handed
 	$(SUDO) $(BIN)/python -m tests.handover
 
 .PHONY: fuzz
-fuzz: venv ## feed broken input to all parsers, and let a hostile tenant change objects (6 minutes)
+fuzz: venv ## feed broken input to all parsers, let a hostile tenant change objects, and break a lab (10 minutes)
 	$(BIN)/python -m tests.fuzz
 	$(SUDO) $(BIN)/python -m tests.fuzz.adversary
+	$(SUDO) env PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python -m tests.fuzz.faults
 
 # The date in built files, so that the same commit gives the same bytes.
 COMMIT_DATE = $(shell git log -1 --format=%ct)

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from pathlib import Path
 
 import click
 from urllib3.exceptions import HTTPError
@@ -11,6 +12,7 @@ from pykubeproxy.cli.flags import backend_option
 from pykubeproxy.cli.help import ACTION, DIFFERENT, Group, option
 from pykubeproxy.cli.terminal import echo_styled
 from pykubeproxy.lab import daemon, report
+from pykubeproxy.lab.agents import kube_proxy_binary
 from pykubeproxy.lab.api import SERVICES, Api
 from pykubeproxy.lab.cluster import API_PORT
 from pykubeproxy.lab.faults import FAULTS
@@ -43,7 +45,7 @@ def _faults(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -
     return [fault.name for fault in FAULTS if fault.name.startswith(incomplete)]
 
 
-lab_backend_option = backend_option(help="The iptables backend of the agents.", group=ACTION)
+lab_backend_option = backend_option(help="The iptables backend of the service proxies.", group=ACTION)
 
 _INSPECT = """
 To inspect a scenario, keep its lab and run commands on its nodes:
@@ -159,9 +161,25 @@ def _keep(name: str) -> None:
     help="Pods of the app web.",
     group=ACTION,
 )
+@option(
+    "--kube-proxy",
+    type=click.Path(exists=True, dir_okay=False, executable=True, path_type=Path),
+    help="Run this kube-proxy on the nodes instead of agents.",
+    group=ACTION,
+)
+@option(
+    "--proxy-mode",
+    type=click.Choice(["iptables", "nftables"]),
+    help="The mode of --kube-proxy.  [default: iptables]",
+    group=ACTION,
+)
 @report_option()
-def up(name: str, backend: str, pods: int, output: str) -> None:
+def up(
+    name: str, backend: str, pods: int, kube_proxy: Path | None, proxy_mode: str | None, output: str
+) -> None:
     """Start a lab in the background, with a Service "web", its pods and a pod "client".
+
+    With --kube-proxy, the nodes run a genuine kube-proxy instead of agents, to compare both or to inspect its rules.
 
     \b
     sudo pykubeproxy lab up
@@ -169,7 +187,10 @@ def up(name: str, backend: str, pods: int, output: str) -> None:
     sudo pykubeproxy lab exec outside -- curl -s http://10.0.0.11:NODEPORT/
     sudo pykubeproxy lab down
     """
-    daemon.up(name, backend, pods)
+    if proxy_mode and not kube_proxy:
+        raise click.UsageError("--proxy-mode is the mode of a kube-proxy; add --kube-proxy PATH")
+    binary = kube_proxy_binary(kube_proxy, proxy_mode or "iptables") if kube_proxy else None
+    daemon.up(name, backend, pods, binary)
     _show(RunDirectory(name), output)
 
 
@@ -202,11 +223,11 @@ _name_option = option(
 )
 
 
-@lab.command(short_help="Stop the agent of a node, or a pod.")
+@lab.command(short_help="Stop the service proxy of a node, or a pod.")
 @_name_option
 @click.argument("host", metavar="NODE|POD", shell_complete=_hosts)
 def stop(name: str | None, host: str) -> None:
-    """Stop the agent of NODE; its rules stay. Or delete POD, as `kubectl delete pod` does.
+    """Stop the service proxy of NODE; its rules stay. Or delete POD, as `kubectl delete pod` does.
 
     \b
     sudo pykubeproxy lab stop node1
@@ -216,11 +237,11 @@ def stop(name: str | None, host: str) -> None:
     click.echo(f"Stopped {host}.")
 
 
-@lab.command(short_help="Start the agent of a node again.")
+@lab.command(short_help="Start the service proxy of a node again.")
 @_name_option
 @click.argument("node", shell_complete=_hosts)
 def start(name: str | None, node: str) -> None:
-    """Start the agent of NODE, after `lab stop` or if it has ended.
+    """Start the service proxy of NODE, after `lab stop` or if it has ended.
 
     \b
     sudo pykubeproxy lab start node1
@@ -277,7 +298,7 @@ def break_lab(name: str | None, fault: str) -> None:
 @lab.command(short_help="Remove all faults of `lab break`.")
 @_name_option
 def mend(name: str | None) -> None:
-    """Remove all faults of `lab break`, and start the agents that have stopped.
+    """Remove all faults of `lab break`, and start the service proxies that have stopped.
 
     \b
     sudo pykubeproxy lab mend

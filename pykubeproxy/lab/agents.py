@@ -1,18 +1,20 @@
-"""The agents: one `pykubeproxy run` process in each node's namespace, and where commands on nodes and in pods run."""
+"""The service proxies: an agent or a kube-proxy in each node's namespace; and where commands on nodes and in pods run."""
 
 import os
 import shutil
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from pykubeproxy.config import yaml
 from pykubeproxy.lab.api import Object
 from pykubeproxy.lab.apiserver import ApiError, Sandbox
 from pykubeproxy.lab.apiserver.patches import merged
 from pykubeproxy.lab.apiserver.resources import JsonObject
-from pykubeproxy.lab.machine import SYSTEM_PATH, RunDirectory
+from pykubeproxy.lab.machine import SYSTEM_PATH, LabError, RunDirectory
 from pykubeproxy.lab.network import CLUSTER_CIDRS, Namespace, entered, lab_namespaces, namespace_prefix
 
 COMMAND = [sys.executable, "-c", "from pykubeproxy.cli import main; main()"]
@@ -29,16 +31,40 @@ exec {real} "$@"
 """
 
 
+class KubeProxyBinary(NamedTuple):
+    """A genuine kube-proxy, its version such as "v1.36.2", and the mode to run it in: "iptables" or "nftables"."""
+
+    path: Path
+    version: str
+    mode: str
+
+
+def kube_proxy_binary(path: Path, mode: str) -> KubeProxyBinary:
+    """Ask a kube-proxy for its version. Raises LabError if it does not tell."""
+    try:
+        done = subprocess.run(
+            [path.resolve(), "--version"], capture_output=True, text=True, check=False, timeout=STOP_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LabError(f"cannot run {path}: {error}; name a kube-proxy for this machine") from None
+    product, _, version = done.stdout.strip().rpartition(" ")
+    if product != "Kubernetes":
+        raise LabError(f"{path} --version does not print a version of Kubernetes; name a kube-proxy")
+    return KubeProxyBinary(path.resolve(), version, mode)
+
+
 class AgentEnded(RuntimeError):
-    """An agent's process ended unexpectedly."""
+    """The process of a service proxy ended unexpectedly."""
 
 
-class AgentProcess:
-    """The agent of one node; `server` is the URL of the API server, `settings` are fields of KubeProxyConfiguration."""
+class ProxyProcess(ABC):
+    """The service proxy of one node; `settings` are fields of KubeProxyConfiguration."""
 
-    def __init__(self, node: Namespace, directory: Path, server: str, settings: Object) -> None:
+    #: What messages call it.
+    title: str
+
+    def __init__(self, node: Namespace, directory: Path, settings: Object) -> None:
         self.node = node
-        self._server = server
         self._environment = node_environment(directory, node.role)
         base: Object = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -52,28 +78,24 @@ class AgentProcess:
         }
         self._settings: Object = merged(base, settings)
         self._configuration = directory / f"{node.role}.yaml"
+        self._commands = directory / f"{node.role}.bin"
         self.log_file = directory / f"{node.role}.log"
         self._restores = directory / f"{node.role}.restores"
         self._process: subprocess.Popen[bytes] | None = None
         self.log_file.touch()
         self._restores.touch()
-        self._wrap_restore_commands(directory / f"{node.role}.bin")
+        self._commands.mkdir()
+        self._environment["PATH"] = f"{self._commands}:{self._environment['PATH']}"
 
-    def _wrap_restore_commands(self, directory: Path) -> None:
-        directory.mkdir()
-        self._environment["PATH"] = f"{directory}:{self._environment['PATH']}"
-        for name in ("iptables-restore", "iptables-nft-restore", "iptables-legacy-restore"):
-            if real := shutil.which(name, path=SYSTEM_PATH):
-                script = directory / name
-                script.write_text(_WRAPPER.format(node=self.node.role, records=self._restores, real=real))
-                script.chmod(0o755)
+    @abstractmethod
+    def _command(self) -> list[str]:
+        """Return the command line."""
 
     def start(self, settings: Object | None = None) -> None:
         """Start the process with `settings` merged over the lab's."""
         self._configuration.write_text(yaml.dump(merged(self._settings, settings or {})))
-        command = [*COMMAND, "run", "--config", str(self._configuration), "--master", self._server]
         with self.log_file.open("ab") as log:
-            self._process = self.node.spawn(command, output=log, environment=self._environment)
+            self._process = self.node.spawn(self._command(), output=log, environment=self._environment)
 
     def stop(self) -> int:
         """Send SIGTERM, wait, and return the exit code; the rules stay."""
@@ -111,15 +133,62 @@ class AgentProcess:
         """Raise AgentEnded if the process has ended and `stop` was not called."""
         if self._process is not None and (code := self._process.poll()) is not None:
             last = (self.log().strip().splitlines() or ["no log"])[-1]
-            raise AgentEnded(f"the agent on {self.node.role} ended with exit code {code}: {last}")
+            raise AgentEnded(f"the {self.title} on {self.node.role} ended with exit code {code}: {last}")
 
     def log(self) -> str:
         """Return the log of all starts."""
         return self.log_file.read_text(errors="replace")
 
     def restores(self, since: float) -> list[float]:
-        """Return when the IPv4 tables were written after `since`, in unix seconds."""
+        """Return when the IPv4 tables of iptables were written after `since`, in unix seconds."""
         return [moment for moment in map(float, self._restores.read_text().split()) if moment > since]
+
+
+class AgentProcess(ProxyProcess):
+    """The agent of one node, `pykubeproxy run`; `server` is the URL of the API server."""
+
+    title = "agent"
+
+    def __init__(self, node: Namespace, directory: Path, server: str, settings: Object) -> None:
+        super().__init__(node, directory, settings)
+        self._server = server
+        for name in ("iptables-restore", "iptables-nft-restore", "iptables-legacy-restore"):
+            if real := shutil.which(name, path=SYSTEM_PATH):
+                script = self._commands / name
+                script.write_text(_WRAPPER.format(node=node.role, records=self._restores, real=real))
+                script.chmod(0o755)
+
+    def _command(self) -> list[str]:
+        return [*COMMAND, "run", "--config", str(self._configuration), "--master", self._server]
+
+
+class KubeProxyProcess(ProxyProcess):
+    """A genuine kube-proxy on one node; `backend` is that of its iptables commands: "auto", "nft" or "legacy"."""
+
+    title = "kube-proxy"
+
+    def __init__(
+        self,
+        node: Namespace,
+        directory: Path,
+        kubeconfig: Path,
+        settings: Object,
+        binary: KubeProxyBinary,
+        backend: str,
+    ) -> None:
+        connection = {"kubeconfig": str(kubeconfig), "contentType": "application/json"}
+        super().__init__(
+            node, directory, merged({"mode": binary.mode, "clientConnection": connection}, settings)
+        )
+        self._binary = binary
+        # kube-proxy runs the commands without a backend in their names.
+        for command in ("iptables", "ip6tables") if backend != "auto" else ():
+            for action in ("", "-save", "-restore"):
+                if real := shutil.which(f"{command}-{backend}{action}", path=SYSTEM_PATH):
+                    (self._commands / f"{command}{action}").symlink_to(real)
+
+    def _command(self) -> list[str]:
+        return [str(self._binary.path), "--config", str(self._configuration)]
 
 
 def node_environment(logs: Path, node: str) -> dict[str, str]:

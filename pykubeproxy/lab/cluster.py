@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from pykubeproxy.lab import api, machine, network
-from pykubeproxy.lab.agents import AgentProcess
+from pykubeproxy.lab.agents import AgentProcess, KubeProxyBinary, KubeProxyProcess, ProxyProcess
 from pykubeproxy.lab.api import NAMESPACES, NODES, PODS, SERVICES, Api, Object, in_namespace
 from pykubeproxy.lab.apiserver import server
 from pykubeproxy.lab.apiserver.store import now
@@ -67,8 +67,8 @@ class Lab:
     """A lab that exists within the context; nothing remains after it, even if this process is killed.
 
     `backend` is the agents' iptables backend (auto, nft or legacy), `settings` are fields of their configuration.
-    Without `agents`, the caller starts them. `api_server` is the module to run as the API server. Raises LabError if
-    this machine cannot run a lab, LabExists if the name is in use.
+    Without `agents`, the caller starts them. With `kube_proxy`, it runs in place of the agents. `api_server` is the module
+    to run as the API server. Raises LabError if this machine cannot run a lab, LabExists if the name is in use.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Lab:
         backend: str = "auto",
         settings: Object | None = None,
         agents: bool = True,
+        kube_proxy: KubeProxyBinary | None = None,
         api_server: str = "pykubeproxy.lab.apiserver",
     ) -> None:
         self.name = name
@@ -86,15 +87,20 @@ class Lab:
         self.directory = machine.RunDirectory(name)
         self.logs = self.directory.logs
         self.pods: dict[str, LabPod] = {}
-        self.agents: dict[str, AgentProcess] = {}
+        self.agents: dict[str, ProxyProcess] = {}
         self.changing = (
             threading.Lock()
         )  # hold it to stop or start pods and agents while clients may delete some
         self._settings: Object = {
             "iptables": {"minSyncPeriod": "200ms"},  # scenarios wait for syncs: be faster than the usual 1 s
-            "pykubeproxy": {"iptablesBackend": backend},
+            **(
+                {"nftables": {"minSyncPeriod": "200ms"}}
+                if kube_proxy
+                else {"pykubeproxy": {"iptablesBackend": backend}}
+            ),
             **(settings or {}),
         }
+        self.kube_proxy = kube_proxy
         self._start_agents = agents
         self._api_server = api_server
         self._started = now()
@@ -132,7 +138,7 @@ class Lab:
             self.api.put(NODES, name, api.node(site))
         self.directory.kubeconfig.write_text(server.kubeconfig(self.api.url))
         for name, node in self.network.nodes.items():
-            self.agents[name] = AgentProcess(node, self.logs, self.api.url, self._settings)
+            self.agents[name] = self._proxy(node)
             if self._start_agents:
                 self.agents[name].start()
         self._publisher = Publisher(self.api, self._published, self._deleted)
@@ -140,18 +146,26 @@ class Lab:
         self._publisher.publish()
         self._write_state()
 
+    def _proxy(self, node: Namespace) -> ProxyProcess:
+        if self.kube_proxy:
+            kubeconfig = self.directory.kubeconfig
+            return KubeProxyProcess(
+                node, self.logs, kubeconfig, self._settings, self.kube_proxy, self.backend
+            )
+        return AgentProcess(node, self.logs, self.api.url, self._settings)
+
     def _published(self) -> Iterator[PublishedObject]:
         pods = list(self.pods.values())
         yield from map(workload_pod, pods)
         for name, agent in self.agents.items():
-            yield proxy_pod(SITES[name], self._started, agent.alive)
+            yield proxy_pod(SITES[name], self._started, agent.alive, self.kube_proxy)
         objects = (pod["metadata"] for pod in self.api.items(_PODS))
         labels = {meta["name"]: meta.get("labels") or {} for meta in objects}
         for service in self.api.items(SERVICES):
             yield from map(PublishedObject, slices(service, pods, labels))
 
     def _deleted(self, pod: PublishedObject) -> None:
-        """End a pod that a client has deleted; if it is that of a proxy, start the agent again, as a DaemonSet does."""
+        """End a pod that a client has deleted; if it is that of a proxy, start the proxy again, as a DaemonSet does."""
         with self.changing:
             if pod.is_proxy:
                 agent = self.agents[pod.node]
@@ -276,14 +290,14 @@ class Lab:
         self.check()
 
     def check(self) -> None:
-        """Raise AgentEnded if an agent ended unexpectedly."""
+        """Raise AgentEnded if a proxy ended unexpectedly."""
         for agent in self.agents.values():
             agent.check()
 
     def until(self, condition: Callable[[], bool], description: str) -> float:
         """Wait until the condition holds; return the seconds it took.
 
-        Raises TimeoutError after `timeout` seconds, AgentEnded if an agent ends meanwhile.
+        Raises TimeoutError after `timeout` seconds, AgentEnded if a proxy ends meanwhile.
         """
         started = time.monotonic()
         while not condition():
@@ -296,8 +310,9 @@ class Lab:
     def _write_state(self) -> None:
         hosts: list[Object] = [{"name": "fabric", "kind": "fabric", "addresses": network.FABRIC}]
         for name, node in self.nodes.items():
-            agent = self.agents[name].pid
-            hosts.append({"name": name, "kind": "node", "addresses": node.addresses, "agent": agent})
+            agent = self.agents[name]
+            proxy = {"agent": agent.pid, "proxy": agent.title}
+            hosts.append({"name": name, "kind": "node", "addresses": node.addresses, **proxy})
         hosts.append({"name": "outside", "kind": "outside", "addresses": network.OUTSIDE})
         for pod in list(self.pods.values()):
             state = {"kind": "pod", "node": pod.site.name, "state": str(pod.status)}

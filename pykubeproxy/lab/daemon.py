@@ -10,10 +10,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 from pykubeproxy.lab import faults, machine
-from pykubeproxy.lab.agents import node_environment
+from pykubeproxy.lab.agents import KubeProxyBinary, node_environment
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.machine import LabError, LabExists, RunDirectory
 from pykubeproxy.lab.network import SITES, entered, lab_namespaces, namespace_prefix
@@ -25,14 +26,15 @@ STOP_SECONDS = 20.0
 _HERE = "PYKUBEPROXY_LAB"
 
 
-def up(name: str, backend: str, pods: int) -> None:
+def up(name: str, backend: str, pods: int, kube_proxy: KubeProxyBinary | None = None) -> None:
     """Start a lab in the background with a Service `web`, its pods and a pod `client`; return when it is ready.
 
     Raises LabError.
     """
     machine.check_requirements()
+    proxy = map(str, kube_proxy or ())
     driver = subprocess.Popen(
-        [sys.executable, "-m", "pykubeproxy.lab.daemon", name, backend, str(pods)],
+        [sys.executable, "-m", "pykubeproxy.lab.daemon", name, backend, str(pods), *proxy],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -45,10 +47,10 @@ def up(name: str, backend: str, pods: int) -> None:
         raise LabError(f"cannot start the lab: {output[-1]}")
 
 
-def run(name: str, backend: str, pods: int) -> None:
+def run(name: str, backend: str, pods: int, kube_proxy: KubeProxyBinary | None) -> None:
     """Run the driver: build the lab, print "ready", do what `request` asks until SIGTERM."""
     check_signals = exit_on_signals(signal.SIGINT)
-    with Lab(name, backend=backend) as lab, socket.socket(socket.AF_UNIX) as requests:
+    with Lab(name, backend=backend, kube_proxy=kube_proxy) as lab, socket.socket(socket.AF_UNIX) as requests:
         requests.bind(str(lab.directory.requests))
         requests.listen()
         lab.deploy(faults.APP, pods)
@@ -224,6 +226,7 @@ def execute(directory: RunDirectory, host: str, command: list[str]) -> None:
 
 if __name__ == "__main__":
     try:
-        run(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+        _name, _backend, _pods, *_proxy = sys.argv[1:]
+        run(_name, _backend, int(_pods), KubeProxyBinary(Path(_proxy[0]), *_proxy[1:]) if _proxy else None)
     except (LabError, TimeoutError, RuntimeError) as error:
         sys.exit(str(error))

@@ -1,6 +1,7 @@
 """Faults of a running lab: each fails connections to the Service `web` in its own way, until `mend` removes it.
 
-They strike between the nodes or on node2, so that the pod `client`, which is on node1, meets them at pods of node2.
+They strike between the nodes or on node2, so that the pod `client`, which is on node1, meets them at pods of node2. Only
+a full conntrack table strikes on node1.
 """
 
 import os
@@ -8,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from pykubeproxy.lab import full_table
 from pykubeproxy.lab.api import POD_PORT
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.network import FABRIC, SITES
@@ -70,12 +72,17 @@ def _point_at(lab: Lab, port: int) -> None:
 
 
 def _replace_pod(lab: Lab) -> None:
-    """Stop the agent of node1, and replace a pod of node2."""
+    """Stop the service proxy of node1, and replace a pod of node2."""
     if lab.agents[_NODE1.name].alive:
         lab.agents[_NODE1.name].stop()
     for pod in [pod for pod in lab.pods.values() if pod.app == APP and pod.site == _NODE2][:1]:
         lab.stop_pod(pod)
         lab.deploy(APP, 1, nodes=[_NODE2.name])
+
+
+def _fill_table(lab: Lab) -> None:
+    with lab.nodes[_NODE1.name].namespace.entered():
+        full_table.fill()
 
 
 _FILTER = "type filter hook forward priority 10"
@@ -135,8 +142,13 @@ FAULTS = (
     ),
     Fault(
         "stale",
-        "the agent of node1 has stopped, and a pod of node2 was replaced",
+        "the proxy of node1 has stopped, and a pod of node2 was replaced",
         act=_replace_pod,
+    ),
+    Fault(
+        "conntrack",
+        "the conntrack table of node1 is full, so it drops new connections",
+        act=_fill_table,
     ),
 )
 
@@ -148,9 +160,11 @@ def break_lab(lab: Lab, fault: Fault) -> None:
 
 
 def mend(lab: Lab) -> None:
-    """Remove all faults, and start the agents that have stopped. Raises RuntimeError if a command fails."""
+    """Remove all faults, and start the service proxies that have stopped. Raises RuntimeError if a command fails."""
     for fault in FAULTS:
         _run(lab, fault.undo)
+    with lab.nodes[_NODE1.name].namespace.entered():
+        full_table.empty()
     _point_at(lab, POD_PORT)
     for agent in lab.agents.values():
         if not agent.alive:
@@ -158,7 +172,7 @@ def mend(lab: Lab) -> None:
 
 
 def _run(lab: Lab, commands: Iterable[tuple[str, str]]) -> None:
-    # A trace follows the rules of one backend: that of the agents.
+    # A trace follows the rules of one backend: that of the proxies.
     environment = {**os.environ, "BACKEND": "" if lab.backend == "auto" else f"-{lab.backend}"}
     hosts = {"fabric": lab.network.fabric, **lab.network.nodes}
     for host, line in commands:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import urllib3
 
 from pykubeproxy import __version__
+from pykubeproxy.lab.agents import KubeProxyBinary
 from pykubeproxy.lab.api import POD_PORT, PODS, SLICES, Api, ApiFailure, Object, in_namespace
 from pykubeproxy.lab.apiserver.kubelet import PUBLISHED, running
 from pykubeproxy.lab.apiserver.store import now
@@ -280,22 +281,29 @@ def workload_pod(pod: LabPod) -> PublishedObject:
     return PublishedObject(body, pod.status.terminating)
 
 
-def proxy_pod(site: Site, started: str, alive: bool) -> PublishedObject:
-    """Return the object of a node's proxy pod, as of manifests/base: always running, ready while the agent is alive.
+def proxy_pod(
+    site: Site, started: str, alive: bool, kube_proxy: KubeProxyBinary | None = None
+) -> PublishedObject:
+    """Return the object of a node's proxy pod, as of manifests/base or of kubeadm: running, ready while the proxy is alive.
 
     So exec works in the pod of a proxy that was stopped, as in one that hangs.
     """
-    spec = {
-        "nodeName": site.name,
-        "hostNetwork": True,
-        "containers": [_container("agent", _IMAGE)],
-        "initContainers": [_container("set-up", _IMAGE)],
-    }
-    labels = {"app.kubernetes.io/name": _PROXY, "app.kubernetes.io/component": "service-proxy"}
-    annotations = {"kubectl.kubernetes.io/default-container": "agent"}
+    spec: Object = {"nodeName": site.name, "hostNetwork": True}
+    if kube_proxy:
+        name = container = "kube-proxy"
+        labels = {"k8s-app": name}
+        command = [f"/usr/local/bin/{name}", f"--proxy-mode={kube_proxy.mode}"]
+        image = f"registry.k8s.io/{name}:{kube_proxy.version}"
+        spec["containers"] = [_container(container, image) | {"command": command}]
+    else:
+        name, container = _PROXY, "agent"
+        labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/component": "service-proxy"}
+        spec["containers"] = [_container(container, _IMAGE)]
+        spec["initContainers"] = [_container("set-up", _IMAGE)]
+    annotations = {"kubectl.kubernetes.io/default-container": container}
     status = _status(spec, site, site.addresses, started, alive)
-    pod = _pod(f"{_PROXY}-{site.name}", "kube-system", labels, annotations, spec, status)
-    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": _PROXY, "uid": _PROXY}
+    pod = _pod(f"{name}-{site.name}", "kube-system", labels, annotations, spec, status)
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": name, "uid": name}
     pod["metadata"]["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": True}]
     return PublishedObject(pod)
 

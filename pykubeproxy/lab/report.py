@@ -186,7 +186,8 @@ class HostState(msgspec.Struct, frozen=True):
     - `addresses`: IPv4 and IPv6
     - `node`: of a pod, or null
     - `state`: of a pod, such as "ready", or null
-    - `agent`: the process id of a node's agent, or null
+    - `agent`: the process id of a node's service proxy, or null
+    - `proxy`: "agent" or "kube-proxy" on a node, or null
     """
 
     name: str
@@ -195,6 +196,7 @@ class HostState(msgspec.Struct, frozen=True):
     node: str | None = None
     state: str | None = None
     agent: int | None = None
+    proxy: str | None = None
 
 
 class LabPort(msgspec.Struct, frozen=True, rename="camel"):
@@ -268,7 +270,7 @@ class LabReport(Report, frozen=True, kw_only=True):
             case "fabric":
                 return f"API server {self.api}"
             case "node":
-                return f"agent running, pid {host.agent}" if host.agent else "agent stopped"
+                return f"{host.proxy} running, pid {host.agent}" if host.agent else f"{host.proxy} stopped"
             case _:
                 return host.state or ""
 

@@ -160,7 +160,7 @@ def _cleaned() -> CleanupReport:
 
 
 def _lab() -> LabReport:
-    node = HostState("node1", "node", ("10.0.0.11", "fd00:10::11"), agent=2961)
+    node = HostState("node1", "node", ("10.0.0.11", "fd00:10::11"), agent=2961, proxy="agent")
     pod = HostState("web-1", "pod", ("10.244.1.2", "fd00:10:244:1::2"), "node1", "ready")
     ports = (LabPort(80, "TCP", 30086),)
     service = ServiceState("default", "web", ("10.96.1.1", "fd00:10:96::101"), ports)

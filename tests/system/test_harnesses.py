@@ -1,6 +1,7 @@
-"""Short runs of the hand-over test, the soak test and the benchmark."""
+"""Short runs of the hand-over test, the soak test, the faults of a lab and the benchmark."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -11,8 +12,11 @@ import pytest
 from pyroute2 import netns
 
 from pykubeproxy.kernel import Backend
+from pykubeproxy.lab.agents import kube_proxy_binary
 from tests.bench.figures import merged
 from tests.bench.page import PAGE, draw, filled
+from tests.fakes.kubectl import needs_kubectl
+from tests.fuzz import faults
 from tests.handover import handovers
 from tests.handover.handovers import StandIn
 from tests.handover.proof import Plan, prove
@@ -37,6 +41,20 @@ def test_no_connection_fails_over_any_handover(tmp_path: Path) -> None:
 def test_soak(backend: str) -> None:
     """No connection fails because of the agent, the rules equal a fresh start's, and memory does not grow."""
     assert soak(backend, new_seed(), 6.0) == []
+
+
+@needs_kubectl
+def test_live_traces_name_no_wrong_fault() -> None:
+    """The seed gives five kinds of faults, two of them at once."""
+    assert faults.fuzz(6, 3) == []
+
+
+@needs_kubectl
+@pytest.mark.skipif("KUBE_PROXY" not in os.environ, reason="KUBE_PROXY names no kube-proxy binary")
+@pytest.mark.parametrize("mode", ["iptables", "nftables"])
+def test_live_traces_name_no_wrong_fault_of_kube_proxy(mode: str) -> None:
+    binary = kube_proxy_binary(Path(os.environ["KUBE_PROXY"]), mode)
+    assert faults.fuzz(4, 3, kube_proxy=binary) == []
 
 
 def bench(out: Path, *options: str) -> tuple[dict[str, Any], str]:

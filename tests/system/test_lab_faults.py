@@ -23,7 +23,10 @@ SYMPTOMS = {
     "asymmetric": "timed out",
     "mtu": "",
     "stale": "refused",
+    "conntrack": "timed out",
 }
+# The table of a node is one for both families, and filling it takes a second.
+CASES = [(fault, family) for fault in FAULTS for family in (4, 6) if (fault.name, family) != ("conntrack", 6)]
 CONNECTIONS = 30  # all to one of two pods by chance: below 1e-8
 
 
@@ -53,8 +56,9 @@ def answered(client: LabPod, target: ProbeTarget, size: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("family", [4, 6])
-@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
+@pytest.mark.parametrize(
+    ("fault", "family"), CASES, ids=[f"{fault.name}-{family}" for fault, family in CASES]
+)
 def test_fault(lab: Lab, service: LabService, fault: Fault, family: int) -> None:
     client, target = lab.pods["client"], service.vip(family)
     expected = {SYMPTOMS[fault.name]} - {""}

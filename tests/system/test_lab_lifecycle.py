@@ -20,6 +20,7 @@ from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.machine import LabExists, RunDirectory
 from pykubeproxy.lab.network import OUTSIDE, lab_namespaces
 from tests.fakes.follower import eventually
+from tests.fakes.kubectl import needs_kubectl
 from tests.fakes.process import COMMAND, MAIN, pykubeproxy
 
 pytestmark = pytest.mark.root
@@ -114,6 +115,46 @@ def test_up_status_down(name: str) -> None:
     assert "Removed" in lab_command("down", "--name", name)
     assert is_removed(name, inside)
     assert "There is no lab" in lab_command("down", "--name", name)
+
+
+@needs_kubectl
+def test_kube_proxy_runs_in_place_of_the_agents(name: str, tmp_path: Path) -> None:
+    """The stand-in is an agent with kube-proxy's configuration, and finds iptables by the name without a backend."""
+    binary = tmp_path / "kube-proxy"
+    binary.write_text(
+        "#!/bin/sh\n"
+        '[ "$1" = --version ] && echo Kubernetes v1.36.2 && exit\n'
+        "iptables --version && exec pykubeproxy run --iptables-backend legacy $@\n"
+    )
+    binary.chmod(0o755)
+    options = ("--kube-proxy", str(binary), "--iptables-backend", "legacy", "--pods", "1")
+    assert lab_command("up", "--name", name, *options).count("kube-proxy running") == 2
+    assert "(legacy)" in (RunDirectory(name).logs / "node1.log").read_text()
+    lab_command("stop", "node1", "--name", name)
+    assert lab_command("status", "--name", name).count("kube-proxy stopped") == 1
+    lab_command("mend", "--name", name)
+    assert lab_command("status", "--name", name).count("kube-proxy running") == 2
+    (line, _) = lab_command(
+        *(
+            "exec",
+            "--name",
+            name,
+            "client",
+            "--",
+            "kubectl",
+            "get",
+            "pods",
+            "-n",
+            "kube-system",
+            "--no-headers",
+        ),
+        *("-o", "custom-columns=:.metadata.name,:.metadata.labels,:.spec.containers[0].image"),
+    ).splitlines()
+    assert line.split() == [
+        "kube-proxy-node1",
+        "map[k8s-app:kube-proxy]",
+        "registry.k8s.io/kube-proxy:v1.36.2",
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])

@@ -34,6 +34,8 @@ SHOWN = {
     "asymmetric": (("reply-lost", "which answered, but no reply came back to node1"), ("no-reply", BEHIND)),
     "mtu": (("mtu", "the MTU between node1 and node2 is smaller"), ("mtu", "the MTU on the way is smaller")),
     "stale": (("as-predicted", "sends the others to endpoints that have gone"), None),
+    # The agent on node1 cannot be asked about the pod: connections to it are new, too.
+    "conntrack": (("table-full", "whose conntrack table is full"), None),
 }
 
 

@@ -1,7 +1,7 @@
 """The demonstrations of the lab; each checks its claims with real connections."""
 
 from pykubeproxy.lab.scenarios.scenario import Log, Scenario, ScenarioFailed
-from pykubeproxy.lab.scenarios.symptoms import refused, time_out, uneven
+from pykubeproxy.lab.scenarios.symptoms import probes, refused, time_out, uneven
 from pykubeproxy.lab.scenarios.traffic import (
     affinity,
     agent_stopped,
@@ -29,4 +29,5 @@ SCENARIOS: tuple[Scenario, ...] = (
     refused,
     time_out,
     uneven,
+    probes,
 )

@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pykubeproxy.lab import faults
 from pykubeproxy.lab.agents import node_environment
 from pykubeproxy.lab.api import SERVICES, in_namespace
 from pykubeproxy.lab.cluster import Lab
@@ -155,3 +156,36 @@ def uneven(run: Run) -> None:
     expect(counted == 2, "2 connections in the counters of the rules", text)
     run.log("on node1", "pykubeproxy dump-rules default/keep-alive")
     run.log("", "→ the rules have chosen an endpoint for 2 connections only")
+
+
+#: Of a fault: the exit code of trace, and the sentence in which it names the cause.
+_NAMED = {
+    "link": (3, "between node1 and node2 (routes, VXLAN, security groups)"),
+    "port": (3, "reached node2, but nothing listens at"),
+    "nftables": (1, "node2 drops its packets (inet lab-fault forward)"),
+}
+
+
+@scenario(
+    "Symptom: any, and the cause on the wire",
+    why="trace --live sends probes along the rules, and names the place where reality differs from them.",
+    command="pykubeproxy trace --live CLIENT CLUSTER-IP:80",
+)
+def probes(run: Run) -> None:
+    """Break the path to a pod in three ways, and let probes find out where: between nodes, in the pod, in a firewall."""
+    lab = run.lab
+    (caller,), pods = lab.deploy("caller", 1, nodes=["node1"]), lab.deploy(faults.APP, 1, nodes=["node2"])
+    vip = lab.service(faults.APP).vip()
+    command = f"trace --live pod/{caller.name} svc/{faults.APP} --count {CONNECTIONS}"
+    for name, (code, cause) in _NAMED.items():
+        run.settle(caller.prober, vip, pods)
+        fault = next(fault for fault in faults.FAULTS if fault.name == name)
+        run.log(f"break {name}", fault.title)
+        faults.break_lab(lab, fault)
+        try:
+            lab.until(lambda: caller.prober.tcp(vip, timeout=TIMEOUT).failed > 0, f"{vip} fails")
+            run.inspect_cluster(command, cause, code)
+        finally:
+            faults.mend(lab)
+    run.settle(caller.prober, vip, pods)
+    run.inspect_cluster(command, f"{CONNECTIONS} of {CONNECTIONS} connections arrived")

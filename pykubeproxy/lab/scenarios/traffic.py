@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pykubeproxy.lab.agents import AgentProcess
+from pykubeproxy.lab.agents import ProxyProcess
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.network import OUTSIDE, OUTSIDE_CROWD, OUTSIDE_GATEWAY
 from pykubeproxy.lab.pods import LabPod, workload
@@ -390,7 +390,7 @@ def ingress(run: Run) -> None:
         _log_line(run, "agent on node1", lab.agents["node1"].log()[offsets["node1"] :], address)
 
 
-def _wait_for_event(lab: Lab, agent: AgentProcess, offset: int, address: str, event: str) -> None:
+def _wait_for_event(lab: Lab, agent: ProxyProcess, offset: int, address: str, event: str) -> None:
     pattern = re.compile(
         rf"{re.escape(event)}.*{re.escape(address)}|{re.escape(address)}.*{re.escape(event)}"
     )

@@ -1,5 +1,6 @@
 """Errors of `pykubeproxy lab` are one line that says what failed."""
 
+import shutil
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -57,3 +58,19 @@ def test_status_without_api_server(monkeypatch: pytest.MonkeyPatch) -> None:
         f"Error: the API server of lab mine does not answer at http://10.0.0.1:6443; see {log},"
         " or remove the lab with `pykubeproxy lab down --name mine`\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--proxy-mode", "nftables"), "add --kube-proxy PATH"),
+        (
+            ("--kube-proxy", shutil.which("true") or ""),
+            "true --version does not print a version of Kubernetes",
+        ),
+    ],
+)
+def test_what_is_no_kube_proxy_starts_no_lab(given: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(lab, ["up", *given])
+    assert result.exit_code == 2
+    assert message in result.output

@@ -77,14 +77,16 @@ def test_summary_names_failed_scenarios() -> None:
 
 
 def test_wide_adds_the_kinds_of_hosts_and_the_time_of_scenarios() -> None:
-    host = report.HostState("node1", "node", ("10.0.0.11", "fd00:10::11"), agent=7)
+    host = report.HostState("node1", "node", ("10.0.0.11", "fd00:10::11"), agent=7, proxy="agent")
+    other = report.HostState("node2", "node", ("10.0.0.12", "fd00:10::12"), proxy="kube-proxy")
     lab = report.LabReport(
-        lab="lab", logs="/run/lab/logs", api="http://10.0.0.1:6443", hosts=(host,), services=()
+        lab="lab", logs="/run/lab/logs", api="http://10.0.0.1:6443", hosts=(host, other), services=()
     )
     lines = [line.split() for line in text(lab.blocks(wide=True)).splitlines()]
-    assert lines[2:4] == [
+    assert lines[2:5] == [
         ["HOST", "KIND", "NODE", "IPV4", "IPV6", "STATE"],
         ["node1", "node", "10.0.0.11", "fd00:10::11", "agent", "running,", "pid", "7"],
+        ["node2", "node", "10.0.0.12", "fd00:10::12", "kube-proxy", "stopped"],
     ]
     demo = report.DemoReport(lab="lab", backend="nft", ok=False, seconds=2.5, scenarios=(result("b", "oh"),))
     assert text(demo.blocks(wide=True)).splitlines()[:2] == [
@@ -95,7 +97,7 @@ def test_wide_adds_the_kinds_of_hosts_and_the_time_of_scenarios() -> None:
 
 def test_scenarios_have_unique_names_and_short_texts() -> None:
     """The scenarios have unique names, a description, and texts that fit on one or two lines."""
-    assert len(SCENARIOS) == len({scenario.name for scenario in SCENARIOS}) == 13
+    assert len(SCENARIOS) == len({scenario.name for scenario in SCENARIOS}) == 14
     for scenario in SCENARIOS:
         assert len(scenario.title) <= 60
         assert scenario.description.endswith(".")
