@@ -20,7 +20,7 @@ Tuple: TypeAlias = tuple[str, int, str, int]
 
 
 class RuleRise(msgspec.Struct, frozen=True):
-    """A rule whose counter rose while the probes were sent.
+    """By how much a rule's counter rose while the probes were sent.
 
     - `rule`: its text
     - `packets`: by how many packets; those of other connections count too
@@ -40,7 +40,7 @@ class NodeView(msgspec.Struct, frozen=True, rename="camel"):
     - `flows`: the conntrack entry of each probe, in the order of the probes; null for none
     - `delays`: seconds from the first packet of each probe to its entry; null if unknown
     - `unread`: why conntrack or the counters are unknown, or null
-    - `rises`: rules whose counters rose
+    - `rises`: rules whose counters rose, and rules that stop packets, with 0 if theirs did not
     - `met`: how many packets met the first rule that all probes meet here, with those of other connections; null if unknown
     - `changed`: rules that the trace met were changed meanwhile
     - `hits`: the rules of nftables that the first packets of the probes met on the node that sends, with --rules-hit
@@ -144,11 +144,12 @@ def _counted(rules: NodeRules, key: ChainKey) -> Iterator[tuple[str, int, bool]]
 
 
 def rises(before: _Counted, after: _Counted) -> tuple[RuleRise, ...]:
-    """Return the rules whose counters rose; not those that are new, for their counters begin with other packets."""
+    """Return the rules whose counters rose, and all that stop packets; not those that are new or count from 0 again."""
+    risen = {rule: packets - before[rule][0] for rule, (packets, _) in after.items() if rule in before}
     return tuple(
-        RuleRise(*key, text, packets - before[key, at, text][0], stops)
-        for (key, at, text), (packets, stops) in after.items()
-        if (key, at, text) in before and packets > before[key, at, text][0]
+        RuleRise(*key, text, packets, after[key, at, text][1])
+        for (key, at, text), packets in risen.items()
+        if packets > 0 or (packets == 0 and after[key, at, text][1])
     )
 
 

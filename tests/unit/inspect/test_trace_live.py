@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from pykubeproxy.inspect.connection import Directory, Location, LocationKind, TracedDestination
 from pykubeproxy.inspect.flows import Flow, FlowSide
 from pykubeproxy.inspect.packets.walk import Step
+from pykubeproxy.inspect.trace.causes import Cause
 from pykubeproxy.inspect.trace.decisions import RuleDecision
 from pykubeproxy.inspect.trace.journey import EndResult, TracedEnd, TracedVisit, TracedWay
-from pykubeproxy.inspect.trace.live import Cause, LiveTraceReport, LiveVerdict, compare, exit_code, refusal
+from pykubeproxy.inspect.trace.live import LiveTraceReport, LiveVerdict, compare, exit_code, refusal
 from pykubeproxy.inspect.trace.observed import Listening, NodeView, Observations, RuleRise
 from pykubeproxy.inspect.trace.report import TraceReport, report
 from pykubeproxy.inspect.trace.shares import unlikely_share
