@@ -26,7 +26,7 @@ import msgspec
 from pykubeproxy.kernel.conntrack import FirstPacket
 from pykubeproxy.kernel.errors import KernelError
 from pykubeproxy.kernel.system import LIBC, libc_error
-from pykubeproxy.objects import Protocol
+from pykubeproxy.objects import Family, Protocol
 
 # linux/sched.h, linux/prctl.h, linux/in.h, linux/in6.h, linux/errqueue.h
 _CLONE_NEWNET, _SET_DEATH_SIGNAL, _SET_NO_NEW_PRIVILEGES = 0x40000000, 1, 38
@@ -38,6 +38,28 @@ _KINDS = {
     Protocol.UDP: (socket.SOCK_DGRAM, socket.IPPROTO_UDP),
     Protocol.SCTP: (socket.SOCK_STREAM, 132),
 }
+_ICMP = {
+    Family.IPV4: {
+        (3, 0): "network unreachable",
+        (3, 1): "host unreachable",
+        (3, 2): "protocol unreachable",
+        (3, 3): "port unreachable",
+        (3, 4): "packet too big",
+        (3, 9): "network prohibited",
+        (3, 10): "host prohibited",
+        (3, 13): "prohibited by a filter",
+        (11, 0): "time to live exceeded",
+    },
+    Family.IPV6: {
+        (1, 0): "no route",
+        (1, 1): "prohibited by a filter",
+        (1, 3): "address unreachable",
+        (1, 4): "port unreachable",
+        (2, 0): "packet too big",
+        (3, 0): "hop limit exceeded",
+    },
+}
+_PORT_UNREACHABLE = ((3, 3), (1, 4))
 _NOBODY = 65534
 _CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)  # linux/capability.h
 # Below the usual ports of clients and the node ports.
@@ -94,6 +116,14 @@ class IcmpError(msgspec.Struct, frozen=True):
     type: int
     code: int
     sender: str
+
+    @property
+    def from_closed_port(self) -> bool:
+        return (self.type, self.code) in _PORT_UNREACHABLE
+
+    def describe(self, family: Family) -> str:
+        """Return its meaning."""
+        return _ICMP[family].get((self.type, self.code), f"ICMP type {self.type}, code {self.code}")
 
 
 class Probe(msgspec.Struct, frozen=True, rename="camel"):

@@ -2,12 +2,13 @@
 
 import enum
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from pykubeproxy.inspect.connection import Directory, LocationKind
 from pykubeproxy.inspect.trace.causes import (
+    AGREE,
     ARRIVED,
     LATE,
     MOST_CAUSES,
@@ -15,8 +16,6 @@ from pykubeproxy.inspect.trace.causes import (
     Cause,
     Evidence,
     LiveCause,
-    Symptom,
-    find_symptoms,
     gather,
     name_causes,
 )
@@ -37,7 +36,6 @@ _STEPS, _ENDS = 6, 5
 _NO_ENTRY = "unknown: conntrack has no entry"
 _DIFFERS, _PREDICTED, _NOT_SEEN = "differs here", "as predicted", "not seen"
 _UNSURE = (Cause.UNKNOWN, Cause.UNANSWERED, Cause.NOT_SENT)
-_AGREE = (Cause.ARRIVED, Cause.AS_PREDICTED)
 
 
 class LiveVerdict(enum.Enum):
@@ -162,9 +160,8 @@ def _times(probes: Sequence[Probe]) -> str:
 def compare(trace: TraceReport, observed: Observations) -> LiveTraceReport:
     """Compare a trace of one way with what was observed."""
     evidence = gather(trace, observed)
-    symptoms = find_symptoms(evidence)
-    causes = name_causes(evidence, symptoms)
-    shares = _shares(evidence, symptoms)
+    causes = name_causes(evidence)
+    shares = _shares(evidence, causes)
     odd = "" if any(_differs(one) for one in causes) else _odd_share(evidence, shares)
     if odd:
         causes.insert(0, _odd(evidence, odd, shares[odd]))
@@ -180,15 +177,18 @@ def compare(trace: TraceReport, observed: Observations) -> LiveTraceReport:
     )
 
 
-def _shares(evidence: Evidence, symptoms: Sequence[Symptom]) -> Counter[str]:
+def _shares(evidence: Evidence, causes: Iterable[LiveCause]) -> Counter[str]:
     """Return how many probes came to each end: an endpoint, "" for a rule that stops them, or an unknown end."""
     # The only end that the rules allow needs no conntrack.
     alone = len(evidence.ends) == 1 and not evidence.translates
     unknown = next(iter(evidence.ends)) if alone else _NO_ENTRY
-    return Counter(
-        symptom.target if symptom.cause is Cause.AS_PREDICTED else target or unknown
-        for symptom, target in zip(symptoms, evidence.targets, strict=True)
-    )
+    shares: Counter[str] = Counter()
+    for cause in causes:
+        for number in cause.probes:
+            ends = evidence.ends_of(number) or evidence.way.ends
+            stopped = cause.cause is Cause.AS_PREDICTED and any(end.result in STOPPED for end in ends)
+            shares["" if stopped else evidence.targets[number] or unknown] += 1
+    return shares
 
 
 def _name(end: TracedEnd) -> str:
@@ -244,7 +244,7 @@ def _message(
     parts = [
         one.text if one.cause is Cause.SHARES else f"{len(one.probes)} of {number} probes {one.text}"
         for one in causes
-        if one.cause not in _AGREE
+        if one.cause not in AGREE
     ]
     start = "Rules and reality differ" if verdict is LiveVerdict.DIFFERS else "Unknown"
     if changed := [shown_node(view.node) for view in evidence.observed.nodes if view.changed]:
@@ -289,7 +289,7 @@ def _is_seen(decision: RuleDecision, view: NodeView, shares: Counter[str]) -> bo
 
 def _differs(cause: LiveCause) -> bool:
     """Return whether a cause is a difference between rules and reality."""
-    return cause.cause not in (*_AGREE, *_UNSURE)
+    return cause.cause not in (*AGREE, *_UNSURE)
 
 
 def exit_code(verdict: LiveVerdict) -> int:

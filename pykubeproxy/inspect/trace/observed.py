@@ -88,6 +88,16 @@ class Observations(msgspec.Struct, frozen=True):
         """Return the view of a node, None if it is unknown."""
         return next((view for view in self.nodes if view.node == node and view.unread is None), None)
 
+    def flow(self, node: str, number: int) -> Flow | None:
+        """Return the entry of a probe on a node."""
+        view = self.view(node)
+        return view.flows[number] if view and number < len(view.flows) else None
+
+    def failures(self, node: str, kind: str) -> int:
+        """Return how many packets conntrack of a node failed on, 0 if that is unknown."""
+        view = self.view(node)
+        return view.failures.get(kind, 0) if view else 0
+
 
 def next_tuples(flows: Sequence[Flow | None]) -> list[Tuple | None]:
     """Return the addresses of the same packets after the NAT of a node; None where that is unknown."""

@@ -17,6 +17,7 @@ from pykubeproxy.inspect.trace.live import LiveTraceReport, LiveVerdict, compare
 from pykubeproxy.inspect.trace.observed import Listening, NodeView, Observations, RuleRise
 from pykubeproxy.inspect.trace.report import TraceReport, report
 from pykubeproxy.inspect.trace.shares import unlikely_share
+from pykubeproxy.kernel.hits import RuleHit
 from pykubeproxy.kernel.probes import IcmpError, Probe, ProbeOutcome
 from pykubeproxy.objects import Family, Protocol
 from pykubeproxy.report.document import document, json_text
@@ -174,6 +175,41 @@ def test_dropped_probes_agree_with_rules_that_drop() -> None:
     assert (found.verdict, exit_code(found.verdict)) == (LiveVerdict.FAILS, 1)
 
 
+FORWARD = Step("filter", "FORWARD", "-p tcp -j DROP", True, "every packet matches", does="drop")
+# The rules of node2 drop what they lead there.
+STOPS = msgspec.structs.replace(end(THERE, "node2", 1.0, EndResult.DROPPED), rule=FORWARD)
+
+
+@pytest.mark.parametrize(
+    ("packets", "met", "expected", "words"),
+    [
+        (4, 9, Cause.AS_PREDICTED, ""),
+        (3, 9, Cause.LOST, "; a rule of node2 in filter FORWARD would stop them too"),
+        (0, 0, Cause.NEVER_ARRIVED, "never saw the packets"),
+        (None, 9, Cause.AS_PREDICTED, ""),
+        (None, 0, Cause.NEVER_ARRIVED, "would stop them too"),
+        (None, None, Cause.UNKNOWN, "no counter of node2 tells"),
+    ],
+)
+def test_a_rule_explains_lost_probes_only_if_it_counted_them(
+    packets: int | None, met: int | None, expected: Cause, words: str
+) -> None:
+    """A second fault before the rule must not hide behind it."""
+    rises = () if packets is None else (RuleRise("filter", "FORWARD", FORWARD.rule, packets, True),)
+    found = live(trace(STOPS), ProbeOutcome.TIMED_OUT, SENT, NodeView("node2", NONE, rises=rises, met=met))
+    assert cause(found) is expected
+    assert words in found.message or expected is Cause.AS_PREDICTED
+
+
+def test_a_rule_of_the_first_node_that_did_not_count_probes_has_not_dropped_them() -> None:
+    here = msgspec.structs.replace(end(THERE, "node1", 1.0, EndResult.DROPPED), rule=FORWARD)
+    unmoved = NodeView("node1", NONE, rises=(RuleRise("filter", "FORWARD", FORWARD.rule, 0, True),))
+    assert live(trace(here), ProbeOutcome.TIMED_OUT, unmoved).verdict is LiveVerdict.DIFFERS
+    hits = tuple(RuleHit(20000 + number, "filter", "FORWARD", "xt", "drop") for number in range(4))
+    seen = msgspec.structs.replace(unmoved, hits=hits)
+    assert live(trace(here), ProbeOutcome.TIMED_OUT, seen).verdict is LiveVerdict.FAILS
+
+
 def test_a_stale_endpoint_that_fails_agrees() -> None:
     gone = msgspec.structs.replace(end(THERE, "node2", 1.0), stale=True, good=False)
     found = live(trace(gone), ProbeOutcome.REFUSED, SENT, listening=listens(ProbeOutcome.REFUSED))
@@ -310,6 +346,17 @@ def test_a_full_conntrack_table_explains_missing_entries(dropped: int, expected:
     assert cause(live(ONE, ProbeOutcome.TIMED_OUT, view)) is expected
 
 
+def test_a_full_conntrack_table_behind_the_network_hides_what_the_network_loses() -> None:
+    full = NodeView("node2", NONE, met=0, failures={"drop": 4})
+    found = live(ONE, ProbeOutcome.TIMED_OUT, SENT, full)
+    assert cause(found) is Cause.TABLE_FULL
+    assert "which hides whether the network before it loses packets too" in found.message
+    some = msgspec.structs.replace(full, failures={"drop": 1})
+    found = live(ONE, ProbeOutcome.TIMED_OUT, SENT, some)
+    assert cause(found) is Cause.LOST
+    assert "whose full conntrack table made it drop 1 packet" in found.message
+
+
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
@@ -333,7 +380,7 @@ def test_an_endpoint_that_does_not_answer_is_asked_from_its_node(outcome: ProbeO
             "packets of 1500 bytes do not arrive, though small ones do: the MTU between node1 and",
         ),
         (53, Cause.DATA_LOST, "which acknowledges no data"),
-        (0, Cause.ARRIVED, "4 of 4 connections arrived"),
+        (0, Cause.ARRIVED, "4 of 4 connections arrived with their data"),
     ],
 )
 def test_only_large_packets_that_are_lost_blame_the_mtu(size: int, expected: Cause, words: str) -> None:
