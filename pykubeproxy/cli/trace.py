@@ -551,6 +551,7 @@ def _observed(
     names = dict.fromkeys(visit.node for visit in trace.ways[0].visits)
     nodes = tuple(node for node in directory.nodes if node.name in names)
     with NodesInPods(access, find_node_pods(access, nodes), nodes) as in_pods:
+        in_pods.open("" if here else trace.ways[0].node or "", entering=trace.source.kind is LocationKind.POD)
         return observe(
             trace,
             read([*names]),

@@ -405,7 +405,6 @@ class _ProbeAnswer(msgspec.Struct):
 
 def _serve(descriptor: int) -> None:
     """Open sockets in a namespace, -1 is this one; send after a line on standard input, and close at its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends this process
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProbeRequest)
     attempts: list[_OpenProbe] = []
     try:
@@ -480,7 +479,14 @@ def opened(request: ProbeRequest, namespace: str = "") -> Iterator[Sender]:
                 descriptors = (file.fileno(),)
                 command[-1] = str(file.fileno())
             pipe = subprocess.PIPE
-            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=descriptors)
+            process = subprocess.Popen(
+                # Ctrl-C in a terminal ends all processes of the group.
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                pass_fds=descriptors,
+                process_group=0,
+            )
         except OSError as error:
             where = namespace or "this node"
             raise KernelError(f"cannot send probes from {where}: {error.strerror}") from error

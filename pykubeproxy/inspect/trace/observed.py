@@ -1,22 +1,17 @@
 """What probes and nodes showed: the observations of `trace --live`, as values."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
-from pykubeproxy.inspect.flows import Flow, FlowSide
+from pykubeproxy.inspect.flows import Flow
 from pykubeproxy.inspect.node import NodeRules
 from pykubeproxy.inspect.trace.journey import TracedVisit, TracedWay
 from pykubeproxy.kernel.hits import RuleHit
 from pykubeproxy.kernel.probes import Probe
-from pykubeproxy.objects import Protocol
 from pykubeproxy.rules.iptables_save import parse_rule
 from pykubeproxy.rules.nft_text import rule_text
 from pykubeproxy.rules.ruleset import ChainKey
-
-# Source and destination of the first packet of a flow: address, port, address, port.
-Tuple: TypeAlias = tuple[str, int, str, int]
 
 
 class RuleRise(msgspec.Struct, frozen=True):
@@ -44,7 +39,7 @@ class NodeView(msgspec.Struct, frozen=True, rename="camel"):
     - `met`: how many packets met the first rule that all probes meet here, with those of other connections; null if unknown
     - `changed`: rules that the trace met were changed meanwhile
     - `hits`: the rules of nftables that the first packets of the probes met on the node that sends, with --rules-hit
-    - `failures`: how many packets conntrack failed on meanwhile on the node that sends, with those of other connections:
+    - `failures`: how many packets conntrack failed on meanwhile, with those of other connections, as far as it is known:
       "invalid", "insert-failed", and "drop" if its table is full
     """
 
@@ -97,24 +92,6 @@ class Observations(msgspec.Struct, frozen=True):
         """Return how many packets conntrack of a node failed on, 0 if that is unknown."""
         view = self.view(node)
         return view.failures.get(kind, 0) if view else 0
-
-
-def next_tuples(flows: Sequence[Flow | None]) -> list[Tuple | None]:
-    """Return the addresses of the same packets after the NAT of a node; None where that is unknown."""
-    return [_tuple(flow.reply, reverse=True) if flow else None for flow in flows]
-
-
-def find_flows(
-    flows: Iterable[Flow], protocol: Protocol, tuples: Sequence[Tuple | None]
-) -> tuple[Flow | None, ...]:
-    """Return the flow of each tuple."""
-    known = {_tuple(flow.original): flow for flow in flows if flow.protocol is protocol}
-    return tuple(known.get(one) if one else None for one in tuples)
-
-
-def _tuple(side: FlowSide, *, reverse: bool = False) -> Tuple:
-    source, destination = (side.source, side.source_port), (side.destination, side.destination_port)
-    return (*destination, *source) if reverse else (*source, *destination)
 
 
 # Packets by chain, position and text of the rule, and whether the rule stops them.
