@@ -1,7 +1,7 @@
 """Send probes with known source ports from a network namespace, and say how each ends.
 
 A process of its own sends them: in the namespace, and there without rights. It keeps the connections open until its
-standard input ends, so that conntrack shows them.
+standard input ends, so that conntrack shows them. Another one outlives it, however it ends, and removes their entries.
 """
 
 import contextlib
@@ -71,6 +71,8 @@ SECONDS = 3.5
 _SPREAD, _LONGEST_PAUSE = 0.2, 0.01
 _CLOSE_SECONDS = 0.2
 _SPARE_SECONDS = 15.0
+# After the end of a process, the kernel may still send the last packets of its connections.
+_LAST_PACKETS_SECONDS = 0.02
 # linux/tcp.h: state, options, size of segments
 _TCP_INFO = struct.Struct("=B4xB10xI")
 _ESTABLISHED, _TIMESTAMPS = 1, 1
@@ -397,6 +399,23 @@ def _drop_rights() -> None:
         raise libc_error()
 
 
+def _start_remover(request: ProbeRequest) -> int:
+    """Start the process that removes the entries of conntrack; return where it reads ports until this process ends."""
+    reading, writing = os.pipe()
+    if os.fork():
+        os.close(reading)
+        return writing
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        ports = [int(port) for port in pipe.read().split()]
+    time.sleep(_LAST_PACKETS_SECONDS)
+    number = protocol_number(request.protocol)
+    for port in ports:
+        with contextlib.suppress(OSError):
+            FirstPacket(number, request.source, port, request.destination, request.port).delete()
+    os._exit(0)
+
+
 class _ProbeAnswer(msgspec.Struct):
     ports: tuple[int, ...] = ()
     probes: tuple[Probe, ...] = ()
@@ -406,6 +425,7 @@ class _ProbeAnswer(msgspec.Struct):
 def _serve(descriptor: int) -> None:
     """Open sockets in a namespace, -1 is this one; send after a line on standard input, and close at its end."""
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProbeRequest)
+    remover = _start_remover(request)
     attempts: list[_OpenProbe] = []
     try:
         if descriptor >= 0:
@@ -414,6 +434,7 @@ def _serve(descriptor: int) -> None:
         # After the change of the user, which clears this.
         LIBC.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         attempts += _opened(request)
+        os.write(remover, b" ".join(b"%d" % attempt.port for attempt in attempts))
         _tell(_ProbeAnswer(ports=tuple(attempt.port for attempt in attempts)))
         if sys.stdin.buffer.readline():
             _send(request, attempts)
@@ -469,7 +490,10 @@ class Sender:
 
 @contextlib.contextmanager
 def opened(request: ProbeRequest, namespace: str = "") -> Iterator[Sender]:
-    """Open sockets in the namespace at a path, "" for this one, and close them at the end. Raises KernelError."""
+    """Open sockets in the namespace at a path, "" for this one, and close them at the end. Raises KernelError.
+
+    At the end, conntrack of the caller's namespace has no entries of them.
+    """
     command = [sys.executable, "-P", "-m", __name__, "-1"]
     with contextlib.ExitStack() as stack:
         try:
@@ -496,11 +520,12 @@ def opened(request: ProbeRequest, namespace: str = "") -> Iterator[Sender]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Have a sender close its connections."""
-    assert process.stdin is not None
+    """Have a sender close its connections, and wait until their entries of conntrack are removed."""
+    assert process.stdin is not None and process.stdout is not None
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         process.stdin.close()
         process.wait(_SPARE_SECONDS)
+        select.select([process.stdout], [], [], _SPARE_SECONDS)  # both processes have it open
     with contextlib.suppress(PermissionError):  # without CAP_KILL, as the process is of another user
         process.kill()
 

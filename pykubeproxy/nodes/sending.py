@@ -3,8 +3,8 @@
 Each order to a pod of ours starts a program that imports this, so this imports little.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -13,7 +13,7 @@ from pykubeproxy.kernel import KernelError, conntrack, probes
 from pykubeproxy.kernel.conntrack import FirstPacket
 from pykubeproxy.kernel.hits import HitTrace, RuleHit
 from pykubeproxy.kernel.network import namespace_of_pod, source_to
-from pykubeproxy.kernel.probes import Probe, ProbeRequest, Sender
+from pykubeproxy.kernel.probes import Probe, ProbeRequest
 from pykubeproxy.nodes.ending import exit_on_signals
 
 
@@ -55,7 +55,7 @@ def _send(order: ProbeOrder, request: ProbeRequest) -> SentProbes:
     if not request.source:
         request = msgspec.structs.replace(request, source=source_to(request.destination))
     namespace = namespace_of_pod(request.source) if order.in_pod else ""
-    with _opened(request, namespace) as sender:
+    with exit_on_signals(), probes.opened(request, namespace) as sender:
         failed = conntrack.failure_counts()
         watch = conntrack.FlowWatch(sender.flows)
         try:
@@ -76,25 +76,6 @@ def _send(order: ProbeOrder, request: ProbeRequest) -> SentProbes:
     return SentProbes(found, flows, delays, hits, failures, unread)
 
 
-@contextmanager
-def _opened(request: ProbeRequest, namespace: str) -> Iterator[Sender]:
-    """Open the sockets of probes, and at the end remove their entries of conntrack."""
-    flows: Sequence[FirstPacket] = ()
-    try:
-        with exit_on_signals(), probes.opened(request, namespace) as sender:
-            flows = sender.flows
-            yield sender
-    finally:
-        _remove(flows)
-
-
-def _remove(flows: Sequence[FirstPacket | None]) -> None:
-    for flow in flows:
-        if flow:
-            with suppress(OSError):
-                flow.delete()
-
-
 def _take(packets: Sequence[FirstPacket | None]) -> tuple[Flow | None, ...]:
     ends = {(one.protocol, one.source, one.destination, one.port) for one in packets if one}
     lines = [
@@ -103,7 +84,9 @@ def _take(packets: Sequence[FirstPacket | None]) -> tuple[Flow | None, ...]:
         for line in conntrack.flow_lines_of(protocol, source, destination, port)
     ]
     found = find_flows(parse_flows("\n".join(lines)), packets)
-    _remove(packets)
+    for packet in filter(None, packets):
+        with suppress(OSError):
+            packet.delete()
     return found
 
 

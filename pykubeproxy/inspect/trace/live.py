@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from pykubeproxy.inspect.connection import Directory, LocationKind
+from pykubeproxy.inspect.targets import TargetKind
 from pykubeproxy.inspect.trace.causes import (
     AGREE,
     ARRIVED,
@@ -306,7 +307,9 @@ def refusal(trace: TraceReport, directory: Directory, *, allow_affinity: bool, h
     if trace.source.kind not in kinds and not here:
         return f"{trace.source.address} is no address of a pod, a node or this machine, so nothing can be sent from there"
     if not (to.service or directory.find(to.address).kind in kinds or _is_served(trace)):
-        return f"{to} is no Service, pod or node of the cluster, so no probe is sent there"
+        advice = directory.advice.get(TargetKind.POD, "")
+        unknown = f"{to} is no Service, pod or node {directory.place}, so no probe is sent there"
+        return f"{unknown}; {advice}" if advice else unknown
     if len(trace.ways) > 1 or trace.ways[0].others:
         return "several nodes may receive the connection; choose one with --via-node"
     sticky = any(step.affinity for visit in trace.ways[0].visits for step in visit.steps)
