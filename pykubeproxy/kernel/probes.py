@@ -445,7 +445,9 @@ def _serve(descriptor: int) -> None:
     except BrokenPipeError:
         pass
     except OSError as error:
-        _tell(_ProbeAnswer(failure=error.strerror or str(error)))
+        missing = error.errno == errno.EPROTONOSUPPORT
+        reason = f"this kernel has no {request.protocol.value} sockets; load the module sctp" if missing else ""
+        _tell(_ProbeAnswer(failure=reason or error.strerror or str(error)))
     _close(attempts)
 
 

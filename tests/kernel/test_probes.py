@@ -183,6 +183,19 @@ def test_address_that_the_namespace_lacks_is_an_error(server: str) -> None:
         pass
 
 
+def test_a_kernel_without_sctp_says_so(server: str) -> None:
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM, 132).close()
+    except OSError:
+        with (
+            pytest.raises(KernelError, match="this kernel has no SCTP sockets; load the module sctp"),
+            probes.opened(request(OPEN, Protocol.SCTP)),
+        ):
+            pass
+    else:
+        pytest.skip("this kernel has SCTP sockets")
+
+
 def test_namespace_of_a_pod_is_found_by_its_address(server: str) -> None:
     with pytest.raises(KernelError, match="no network namespace"):
         namespace_of_pod("192.0.2.77")
