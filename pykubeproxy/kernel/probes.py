@@ -445,9 +445,10 @@ def _serve(descriptor: int) -> None:
     except BrokenPipeError:
         pass
     except OSError as error:
-        missing = error.errno == errno.EPROTONOSUPPORT
-        reason = f"this kernel has no {request.protocol.value} sockets; load the module sctp" if missing else ""
-        _tell(_ProbeAnswer(failure=reason or error.strerror or str(error)))
+        reason = error.strerror or str(error)
+        if error.errno == errno.EPROTONOSUPPORT:
+            reason = "this kernel has no SCTP sockets; load the module sctp"
+        _tell(_ProbeAnswer(failure=reason))
     _close(attempts)
 
 

@@ -123,7 +123,9 @@ def observe(
                 seen.failures or _more(state.conntrack_failures, after.conntrack_failures),
             )
             views.append(view)
-        listened = threads.map(lambda end: _listening(nodes, request, end), _failed(trace, sent, known))
+        listened = threads.map(
+            lambda end: _listening(nodes, request, end), _failed(trace, sent.probes, views)
+        )
         return Observations(sent.probes, tuple(views), tuple(filter(None, listened)))
 
 
@@ -170,16 +172,18 @@ def _more(before: Mapping[str, int], after: Mapping[str, int]) -> Mapping[str, i
     return {kind: number - before[kind] for kind, number in after.items() if kind in before}
 
 
-def _failed(trace: TraceReport, sent: SentProbes, known: Collection[str]) -> Iterable[TracedEnd]:
-    """Return the endpoints on known nodes that did not accept connections."""
+def _failed(trace: TraceReport, sent: Sequence[Probe], views: Sequence[NodeView]) -> Iterable[TracedEnd]:
+    """Return the endpoints on nodes with a view that did not accept connections."""
     if IpProtocol(trace.destination.protocol) is not IpProtocol.TCP:
         return ()
+    nodes = {view.node for view in views}
     failed = {
         (flow.reply.source, flow.reply.source_port)
-        for probe, flow in zip(sent.probes, sent.flows, strict=False)
+        for view in views
+        for probe, flow in zip(sent, view.flows, strict=False)
         if flow and probe.outcome is not ProbeOutcome.CONNECTED
     }
-    ends = {(end.address, end.port): end for end in trace.ways[0].ends if end.node in known}
+    ends = {(end.address, end.port): end for end in trace.ways[0].ends if end.node in nodes}
     return (end for address, end in ends.items() if address in failed)
 
 

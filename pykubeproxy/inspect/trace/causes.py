@@ -15,6 +15,7 @@ from pykubeproxy.inspect.packets.walk import Step
 from pykubeproxy.inspect.trace.journey import EndResult, TracedEnd, TracedWay, shown_node
 from pykubeproxy.inspect.trace.observed import Observations, RuleRise
 from pykubeproxy.inspect.trace.report import TraceReport
+from pykubeproxy.inspect.trace.shares import unlikely_share
 from pykubeproxy.kernel.probes import SMALL, Probe, ProbeOutcome
 from pykubeproxy.objects import address_and_port, family_of
 from pykubeproxy.wording import counted, listed, tied
@@ -295,8 +296,7 @@ def _named(group: _Alike, stopped: bool | None) -> LiveCause:
         return group.cause(Cause.OTHER_ENDPOINT, text, first)
     if outcome is ProbeOutcome.NOT_SENT:
         return group.cause(Cause.NOT_SENT, f"could not be sent ({group.probe.error})", first)
-    # A stale endpoint, or one whose replies bypass the node that chose it.
-    if group.ends and not any(end.good or end.result in STOPPED for end in group.ends):
+    if _fails(group):
         return group.cause(Cause.AS_PREDICTED, _PREDICTED)
     if outcome is ProbeOutcome.UNANSWERED:
         went = f"went to {at} and " if target else ""
@@ -304,6 +304,18 @@ def _named(group: _Alike, stopped: bool | None) -> LiveCause:
     if outcome in _SILENT:
         return _silent(group)
     return _refused(group)
+
+
+def _fails(group: _Alike) -> bool:
+    """Return whether the rules lead probes to an endpoint that has gone, or whose replies bypass the first node."""
+    bad = [end for end in group.ends or group.evidence.way.ends if not (end.good or end.result in STOPPED)]
+    if group.ends:
+        return len(bad) == len(group.ends)
+    # A refusal may have ended the entries that say where the probes went; then their number must fit.
+    share, number = sum(end.probability for end in bad), len(group.numbers)
+    others = len(group.evidence.targets) - number
+    refused = group.probe.outcome not in _SILENT and not group.target and bool(bad)
+    return refused and not unlikely_share({"bad": share, "good": 1 - share}, {"bad": number, "good": others})
 
 
 def _arrived(group: _Alike) -> LiveCause:
@@ -444,6 +456,8 @@ def _lost(group: _Alike, node: str) -> LiveCause:
     maybe = dropped or _suspect(evidence, node)
     if full >= len(group.numbers):
         cause = Cause.TABLE_FULL
+    listening = evidence.listening.get(group.target)
+    closed = listening in (ProbeOutcome.REFUSED, ProbeOutcome.UNREACHABLE)
     if node == evidence.first:
         text = {
             Cause.TABLE_FULL: f"were dropped on {here}: {_FULL}",
@@ -460,7 +474,11 @@ def _lost(group: _Alike, node: str) -> LiveCause:
             Cause.NEVER_ARRIVED: f"went to {at}, but {here} never saw the packets: look at {between}",
             Cause.LOST: f"{none}: {here} drops them{maybe}, or {between} loses them",
         }
-    return group.cause(cause, text[cause] + _behind(group.stops), node)
+        # A refusal ends the entry of a connection at once.
+        if cause is Cause.LOST and listening is not ProbeOutcome.CONNECTED:
+            text[cause] += " or refusals of the endpoint"
+    also = f"; nothing listens at {group.place}" if closed else ""
+    return group.cause(cause, text[cause] + also + _behind(group.stops), node)
 
 
 def _behind(stops: Iterable[TracedEnd]) -> str:

@@ -35,6 +35,7 @@ from pykubeproxy.wording import counted, duration, listed, percent, tied
 
 _STEPS, _ENDS = 6, 5
 _NO_ENTRY = "unknown: conntrack has no entry"
+_RULE = "a rule that stops them"
 _DIFFERS, _PREDICTED, _NOT_SEEN = "differs here", "as predicted", "not seen"
 _UNSURE = (Cause.UNKNOWN, Cause.UNANSWERED, Cause.NOT_SENT)
 
@@ -179,7 +180,7 @@ def compare(trace: TraceReport, observed: Observations) -> LiveTraceReport:
 
 
 def _shares(evidence: Evidence, causes: Iterable[LiveCause]) -> Counter[str]:
-    """Return how many probes came to each end: an endpoint, "" for a rule that stops them, or an unknown end."""
+    """Return how many probes came first to each end: an endpoint, _RULE, or _NO_ENTRY."""
     # The only end that the rules allow needs no conntrack.
     alone = len(evidence.ends) == 1 and not evidence.translates
     unknown = next(iter(evidence.ends)) if alone else _NO_ENTRY
@@ -187,13 +188,15 @@ def _shares(evidence: Evidence, causes: Iterable[LiveCause]) -> Counter[str]:
     for cause in causes:
         for number in cause.probes:
             ends = evidence.ends_of(number) or evidence.way.ends
-            stopped = cause.cause is Cause.AS_PREDICTED and any(end.result in STOPPED for end in ends)
-            shares["" if stopped else evidence.targets[number] or unknown] += 1
+            again = evidence.observed.probes[number].outcome in ARRIVED
+            stopped = again or any(end.result in STOPPED for end in ends)
+            is_rule = cause.cause is Cause.AS_PREDICTED and stopped
+            shares[_RULE if is_rule else evidence.targets[number] or unknown] += 1
     return shares
 
 
 def _name(end: TracedEnd) -> str:
-    return "" if end.result in STOPPED else address_and_port(end.address, end.port)
+    return _RULE if end.result in STOPPED else address_and_port(end.address, end.port)
 
 
 def _expected(evidence: Evidence) -> dict[str, float]:
@@ -236,7 +239,7 @@ def _message(
     data = " with their data" if any(probe.lost_size is not None for probe in probes) else ""
     came = f"{arrived} of {counted(number, 'connection')} arrived{data}"
     if verdict is LiveVerdict.WORKS:
-        endpoints = sorted(name for name in shares if name not in ("", _NO_ENTRY))
+        endpoints = sorted(name for name in shares if name not in (_RULE, _NO_ENTRY))
         each = "/".join(str(shares[name]) for name in endpoints)
         over = f", {each} over {counted(len(endpoints), 'endpoint')}"
         return f"Rules and reality agree: {came}{over if evidence.translates and endpoints else ''}."
@@ -282,7 +285,7 @@ def _is_seen(decision: RuleDecision, view: NodeView, shares: Counter[str]) -> bo
     if decision.endpoint:
         return shares[decision.endpoint] > 0
     if decision.what.startswith(("dropped", "rejected")):
-        return shares[""] > 0
+        return shares[_RULE] > 0
     if decision.what.startswith("masqueraded:"):
         return any(flow.reply.destination != flow.original.source for flow in flows)
     return bool(flows) or any(rise.packets for rise in view.rises)

@@ -24,6 +24,7 @@ from pykubeproxy.report.document import document, json_text
 from pykubeproxy.report.text import text
 from pykubeproxy.services.ports import FrontendKind
 
+FORWARD = Step("filter", "FORWARD", "-p tcp -j DROP", True, "every packet matches", does="drop")
 CLIENT, VIP = "10.244.1.9", "10.96.0.1"
 HERE, THERE = "10.244.1.2", "10.244.2.2"
 SERVICE = TracedDestination("TCP", VIP, 80, "default/web:http", FrontendKind.CLUSTER_IP)
@@ -144,6 +145,15 @@ def test_a_share_that_chance_does_not_explain_differs() -> None:
     assert "chance does not explain" in found.message
 
 
+def test_a_rule_that_stops_more_than_its_share_differs() -> None:
+    """The rule of a half, whose counter rose, but all probes fail."""
+    dropped = msgspec.structs.replace(end(THERE, "node1", 0.5, EndResult.DROPPED), rule=FORWARD)
+    probes = tuple(probe(number, ProbeOutcome.TIMED_OUT) for number in range(20))
+    view = NodeView("node1", (None,) * 20, rises=(RuleRise("filter", "FORWARD", FORWARD.rule, 60, True),))
+    found = compare(trace(end(HERE, "node1", 0.5), dropped), Observations(probes, (view,)))
+    assert (found.verdict, cause(found)) == (LiveVerdict.DIFFERS, Cause.SHARES)
+
+
 def test_session_affinity_excuses_any_share() -> None:
     sticky = msgspec.structs.replace(JUMP, affinity=10800)
     static = trace(
@@ -175,7 +185,6 @@ def test_dropped_probes_agree_with_rules_that_drop() -> None:
     assert (found.verdict, exit_code(found.verdict)) == (LiveVerdict.FAILS, 1)
 
 
-FORWARD = Step("filter", "FORWARD", "-p tcp -j DROP", True, "every packet matches", does="drop")
 # The rules of node2 drop what they lead there.
 STOPS = msgspec.structs.replace(end(THERE, "node2", 1.0, EndResult.DROPPED), rule=FORWARD)
 
@@ -215,6 +224,19 @@ def test_a_stale_endpoint_that_fails_agrees() -> None:
     found = live(trace(gone), ProbeOutcome.REFUSED, SENT, listening=listens(ProbeOutcome.REFUSED))
     assert (found.verdict, found.ends[0].probes) == (LiveVerdict.FAILS, 4)
     assert "out of date" in text(found.trace.blocks(wide=False))
+
+
+@pytest.mark.parametrize(("refused", "expected"), [(10, LiveVerdict.FAILS), (20, LiveVerdict.DIFFERS)])
+def test_refusals_without_entries_agree_with_stale_endpoints_of_their_share(
+    refused: int, expected: LiveVerdict
+) -> None:
+    """A refusal ends the entry, which nodes that do not send the probes read too late."""
+    gone = msgspec.structs.replace(end(THERE, "node2", 0.5), stale=True, good=False)
+    outcomes = [ProbeOutcome.REFUSED] * refused + [ProbeOutcome.CONNECTED] * (20 - refused)
+    probes = tuple(probe(number, outcome) for number, outcome in enumerate(outcomes))
+    flows = (*[None] * refused, *(flow(number, HERE) for number in range(refused, 20)))
+    found = compare(trace(end(HERE, "node1", 0.5), gone), Observations(probes, (NodeView("node1", flows),)))
+    assert found.verdict is expected
 
 
 def test_connections_that_rules_drop_differ() -> None:
@@ -280,6 +302,15 @@ def test_a_node_without_entries_is_not_blamed_alone_if_packets_may_have_come(met
     found = live(ONE, ProbeOutcome.TIMED_OUT, SENT, NodeView("node2", NONE, met=met))
     assert cause(found) is Cause.LOST
     assert "node2 drops them, or the network between node1 and node2" in found.message
+
+
+def test_lost_refusals_do_not_hide_that_nothing_listens() -> None:
+    """An entry that a refusal ends is gone, as if packets had never come."""
+    node2 = NodeView("node2", NONE, met=4)
+    found = live(ONE, ProbeOutcome.TIMED_OUT, SENT, node2, listening=listens(ProbeOutcome.REFUSED))
+    assert "loses them or refusals of the endpoint; nothing listens at 10.244.2.2:8080" in found.message
+    found = live(ONE, ProbeOutcome.TIMED_OUT, SENT, node2, listening=listens(ProbeOutcome.CONNECTED))
+    assert found.message.endswith("loses them.")
 
 
 def test_a_rule_whose_counter_rose_is_named() -> None:
