@@ -164,7 +164,8 @@ def compare(trace: TraceReport, observed: Observations) -> LiveTraceReport:
     evidence = gather(trace, observed)
     causes = name_causes(evidence)
     shares = _shares(evidence, causes)
-    odd = "" if any(_differs(one) for one in causes) else _odd_share(evidence, shares)
+    judged = all(one.cause in (*AGREE, Cause.UNANSWERED) for one in causes)
+    odd = _odd_share(evidence, shares) if judged else ""
     if odd:
         causes.insert(0, _odd(evidence, odd, shares[odd]))
     verdict = _verdict(evidence, causes)
