@@ -1,7 +1,6 @@
 """Probes on the nodes of a cluster: orders to commands of ours in pods."""
 
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Self
 
@@ -10,7 +9,7 @@ import msgspec
 from pykubeproxy.inspect.flows import parse_flows
 from pykubeproxy.inspect.node import NodeState, Question, ReadError, UnknownNode
 from pykubeproxy.kernel.conntrack import FirstPacket
-from pykubeproxy.nodes.cluster import ClusterNodes, NodeAccess, NodePods, print_flows
+from pykubeproxy.nodes.cluster import ClusterNodes, NodeAccess, NodePods, print_flows, side_by_side
 from pykubeproxy.nodes.sending import ProbeOrder, SentProbes, find_flows, first_packet
 from pykubeproxy.objects import Node
 from pykubeproxy.sources.failures import Failure
@@ -38,14 +37,12 @@ class NodesInPods:
         """Start the debug pods of all nodes, if there are any; that of the sender may enter pods. Raises ReadError."""
         if pods := self.access.debug_pods:
 
-            def opened(node: Node) -> ContainerRef:
+            def opened(node: Node) -> tuple[str, ContainerRef]:
                 pod = pods.on(node.name, entering=entering and node.name == sender)
-                return self._stack.enter_context(pod)
+                return node.name, self._stack.enter_context(pod)
 
             try:
-                with ThreadPoolExecutor(self.access.at_once) as threads:
-                    names = (node.name for node in self.nodes)
-                    self._containers = dict(zip(names, threads.map(opened, self.nodes), strict=True))
+                self._containers = dict(side_by_side(opened, self.nodes, self.access.at_once))
             except Failure as failure:
                 raise ReadError(f"no probe is sent: {failure}") from None
 
