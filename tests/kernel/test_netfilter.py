@@ -127,6 +127,8 @@ def test_lines_of_flows_say_what_conntrack_prints(inside: str, runner: Runner, f
     assert all(590 < flow.timeout <= 600 for flow in read if flow.timeout is not None)
     (tcp,) = parse_flows("\n".join(conntrack.flow_lines(family, "tcp")))
     assert tcp.state == "ESTABLISHED"
+    assert len(list(conntrack.flow_lines(family, source=client, destination=vip))) == 3
+    assert not [*conntrack.flow_lines(family, source=vip), *conntrack.flow_lines(family, destination=client)]
 
 
 def test_deletes_only_the_given_flow(inside: str, runner: Runner, family: Family) -> None:
