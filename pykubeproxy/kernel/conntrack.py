@@ -151,14 +151,17 @@ def load() -> None:
 
 
 def _filter(family: Family, protocol: int, source: str = "", destination: str = "", port: int = 0) -> bytes:
-    """Return the attributes that limit a dump by what is given of the first packet; a port needs a protocol."""
+    """Return the attributes that limit a dump by what is given of the first packet; a port needs a protocol.
+
+    They leave IPv6 addresses out: the kernel would yield all flows but those with these addresses (Linux 6.18).
+    """
     addresses = proto = b""
     flags = 0
     for address, kind, flag in (
         (source, _FROM_ADDRESS[family], _BY_SOURCE),
         (destination, _TO_ADDRESS[family], _BY_DESTINATION),
     ):
-        if address:
+        if address and family is Family.IPV4:
             addresses += netlink.attribute(kind, ipaddress.ip_address(address).packed)
             flags |= flag
     if protocol:
@@ -228,12 +231,14 @@ def flow_lines(
     """Yield the TCP, UDP and SCTP flows of a family in the default zone, as lines of /proc/net/nf_conntrack.
 
     Many kernels lack that file. What is given must match the first packet: the `protocol`, "tcp", "udp" or "sctp", the
-    addresses, and with a protocol the destination `port`. Kernels before Linux 5.8 ignore this and yield all. Raises
+    addresses, and with a protocol the destination `port`. Kernels before Linux 5.8 ignore protocol and port. Raises
     OSError as `udp_flows` does.
     """
     limit = _filter(family, _NUMBERS[protocol] if protocol else 0, source, destination, port)
+    ends = [ipaddress.ip_address(address).packed if address else b"" for address in (source, destination)]
     for raw, *directions in _in_default_zone(family, limit):
-        if directions[0][2] in _WITH_PORTS:
+        matches = all(end in (b"", found) for end, found in zip(ends, directions[0], strict=False))
+        if matches and directions[0][2] in _WITH_PORTS:
             yield _line(family, attributes(raw), directions)
 
 
