@@ -4,13 +4,14 @@ import click
 import msgspec
 
 from pykubeproxy.cli.help import command
-from pykubeproxy.cli.sources import read_errors
-from pykubeproxy.nodes.probing import ProbeOrder, carry_out
+from pykubeproxy.cli.terminal import click_errors
+from pykubeproxy.kernel import KernelError
+from pykubeproxy.nodes.sending import ProbeOrder, carry_out
 
 
 @command(short_help="Send probes from this node or from a pod on it.")
 @click.argument("order")
-@read_errors()
+@click_errors(KernelError)
 def probe(order: str) -> None:
     """Send the probes of an ORDER in JSON, and print how they end.
 

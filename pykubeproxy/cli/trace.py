@@ -61,6 +61,7 @@ from pykubeproxy.inspect.trace.question import (
     trace_on_node,
 )
 from pykubeproxy.inspect.trace.report import TraceReport
+from pykubeproxy.kernel.errors import KernelError
 from pykubeproxy.objects import Family, Node, Protocol
 
 # Most traces read live rules, so only the functions that need others import the modules for them.
@@ -277,6 +278,10 @@ def trace(
     if not (filename or files or bundle_file) and not directory.node(directory.here):
         here = name_at(state.network, directory) or directory.here
         directory = msgspec.structs.replace(directory, here=here)
+    client = connection.client
+    if live and client.kind is None and _is_pod_here(client.address):
+        client = msgspec.structs.replace(client, kind=LocationKind.POD, node=directory.here)
+        connection = msgspec.structs.replace(connection, client=client)
     state = msgspec.structs.replace(state, node=Node(directory.here), config=config)
     found = trace_on_node(
         state, connection, directory, origin=origin_kind, interface=in_interface, with_flows=with_flows
@@ -306,6 +311,18 @@ def trace(
         rules_hit=rules_hit,
     )
     _emit_live(compare(found, observed), output, with_steps)
+
+
+def _is_pod_here(address: str) -> bool:
+    """Return whether a process on this node has the address in a network of its own."""
+    from pykubeproxy.kernel.network import namespace_of_pod
+
+    if _is_here(address):
+        return False
+    try:
+        return bool(namespace_of_pod(address))
+    except KernelError:
+        return False
 
 
 def _emit_live(report: LiveTraceReport, output: str, with_steps: bool) -> None:
@@ -551,6 +568,7 @@ def _observed(
     names = dict.fromkeys(visit.node for visit in trace.ways[0].visits)
     nodes = tuple(node for node in directory.nodes if node.name in names)
     with NodesInPods(access, find_node_pods(access, nodes), nodes) as in_pods:
+        in_pods.open("" if here else trace.ways[0].node or "", entering=trace.source.kind is LocationKind.POD)
         return observe(
             trace,
             read([*names]),

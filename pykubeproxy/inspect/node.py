@@ -91,6 +91,7 @@ class NodeState(msgspec.Struct, frozen=True):
     - `unread`: what could not be read, and why: "IPv6 rules": "ip6tables-save is missing"
     - `remarks`: sentences about what these rules do not show
     - `flows`: what its kernel remembers of connections; None if nobody asked
+    - `conntrack_failures`: how many packets conntrack failed on since the start, as NodeView.failures; none if unknown
     """
 
     node: Node
@@ -102,6 +103,7 @@ class NodeState(msgspec.Struct, frozen=True):
     unread: Mapping[str, str] = {}
     remarks: Sequence[str] = ()
     flows: FlowTable | None = None
+    conntrack_failures: Mapping[str, int] = {}
 
     @property
     def name(self) -> str:

@@ -242,6 +242,13 @@ def flow_lines(
             yield _line(family, attributes(raw), directions)
 
 
+def flow_lines_of(protocol: int, source: str, destination: str, port: int) -> Iterator[str]:
+    """Yield the flows with these ends and this number of the protocol, as `flow_lines` does."""
+    return flow_lines(
+        family_of(source), _PROTOCOLS[protocol], source=source, destination=destination, port=port
+    )
+
+
 def failure_counts() -> dict[str, int]:
     """Return how many packets this namespace's conntrack failed on, by kind as in FAILURES. Raises OSError."""
     counts = dict.fromkeys(FAILURES.values(), 0)

@@ -61,10 +61,13 @@ class HitTrace:
         pipe = subprocess.PIPE
         try:
             self._monitor = subprocess.Popen(
-                (*wrapper, "nft", "monitor", "trace"), stdout=self._events, stderr=subprocess.DEVNULL
+                (*wrapper, "nft", "monitor", "trace"),
+                stdout=self._events,
+                stderr=subprocess.DEVNULL,
+                process_group=0,
             )
             self._owner = subprocess.Popen(
-                (*wrapper, "nft", "-i"), stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT
+                (*wrapper, "nft", "-i"), stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, process_group=0
             )
         except OSError as error:
             raise KernelError(f"cannot trace rules: nft: {error.strerror}") from None

@@ -1,7 +1,7 @@
 """Send probes with known source ports from a network namespace, and say how each ends.
 
 A process of its own sends them: in the namespace, and there without rights. It keeps the connections open until its
-standard input ends, so that conntrack shows them.
+standard input ends, so that conntrack shows them. Another one outlives it, however it ends, and removes their entries.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ import msgspec
 from pykubeproxy.kernel.conntrack import FirstPacket
 from pykubeproxy.kernel.errors import KernelError
 from pykubeproxy.kernel.system import LIBC, libc_error
-from pykubeproxy.objects import Protocol
+from pykubeproxy.objects import Family, Protocol
 
 # linux/sched.h, linux/prctl.h, linux/in.h, linux/in6.h, linux/errqueue.h
 _CLONE_NEWNET, _SET_DEATH_SIGNAL, _SET_NO_NEW_PRIVILEGES = 0x40000000, 1, 38
@@ -38,6 +38,28 @@ _KINDS = {
     Protocol.UDP: (socket.SOCK_DGRAM, socket.IPPROTO_UDP),
     Protocol.SCTP: (socket.SOCK_STREAM, 132),
 }
+_ICMP = {
+    Family.IPV4: {
+        (3, 0): "network unreachable",
+        (3, 1): "host unreachable",
+        (3, 2): "protocol unreachable",
+        (3, 3): "port unreachable",
+        (3, 4): "packet too big",
+        (3, 9): "network prohibited",
+        (3, 10): "host prohibited",
+        (3, 13): "prohibited by a filter",
+        (11, 0): "time to live exceeded",
+    },
+    Family.IPV6: {
+        (1, 0): "no route",
+        (1, 1): "prohibited by a filter",
+        (1, 3): "address unreachable",
+        (1, 4): "port unreachable",
+        (2, 0): "packet too big",
+        (3, 0): "hop limit exceeded",
+    },
+}
+_PORT_UNREACHABLE = ((3, 3), (1, 4))
 _NOBODY = 65534
 _CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)  # linux/capability.h
 # Below the usual ports of clients and the node ports.
@@ -49,6 +71,8 @@ SECONDS = 3.5
 _SPREAD, _LONGEST_PAUSE = 0.2, 0.01
 _CLOSE_SECONDS = 0.2
 _SPARE_SECONDS = 15.0
+# After the end of a process, the kernel may still send the last packets of its connections.
+_LAST_PACKETS_SECONDS = 0.02
 # linux/tcp.h: state, options, size of segments
 _TCP_INFO = struct.Struct("=B4xB10xI")
 _ESTABLISHED, _TIMESTAMPS = 1, 1
@@ -94,6 +118,14 @@ class IcmpError(msgspec.Struct, frozen=True):
     type: int
     code: int
     sender: str
+
+    @property
+    def from_closed_port(self) -> bool:
+        return (self.type, self.code) in _PORT_UNREACHABLE
+
+    def describe(self, family: Family) -> str:
+        """Return its meaning."""
+        return _ICMP[family].get((self.type, self.code), f"ICMP type {self.type}, code {self.code}")
 
 
 class Probe(msgspec.Struct, frozen=True, rename="camel"):
@@ -367,6 +399,23 @@ def _drop_rights() -> None:
         raise libc_error()
 
 
+def _start_remover(request: ProbeRequest) -> int:
+    """Start the process that removes the entries of conntrack; return where it reads ports until this process ends."""
+    reading, writing = os.pipe()
+    if os.fork():
+        os.close(reading)
+        return writing
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        ports = [int(port) for port in pipe.read().split()]
+    time.sleep(_LAST_PACKETS_SECONDS)
+    number = protocol_number(request.protocol)
+    for port in ports:
+        with contextlib.suppress(OSError):
+            FirstPacket(number, request.source, port, request.destination, request.port).delete()
+    os._exit(0)
+
+
 class _ProbeAnswer(msgspec.Struct):
     ports: tuple[int, ...] = ()
     probes: tuple[Probe, ...] = ()
@@ -375,8 +424,8 @@ class _ProbeAnswer(msgspec.Struct):
 
 def _serve(descriptor: int) -> None:
     """Open sockets in a namespace, -1 is this one; send after a line on standard input, and close at its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends this process
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProbeRequest)
+    remover = _start_remover(request)
     attempts: list[_OpenProbe] = []
     try:
         if descriptor >= 0:
@@ -385,6 +434,7 @@ def _serve(descriptor: int) -> None:
         # After the change of the user, which clears this.
         LIBC.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         attempts += _opened(request)
+        os.write(remover, b" ".join(b"%d" % attempt.port for attempt in attempts))
         _tell(_ProbeAnswer(ports=tuple(attempt.port for attempt in attempts)))
         if sys.stdin.buffer.readline():
             _send(request, attempts)
@@ -395,7 +445,10 @@ def _serve(descriptor: int) -> None:
     except BrokenPipeError:
         pass
     except OSError as error:
-        _tell(_ProbeAnswer(failure=error.strerror or str(error)))
+        reason = error.strerror or str(error)
+        if error.errno == errno.EPROTONOSUPPORT:
+            reason = "this kernel has no SCTP sockets; load the module sctp"
+        _tell(_ProbeAnswer(failure=reason))
     _close(attempts)
 
 
@@ -440,7 +493,10 @@ class Sender:
 
 @contextlib.contextmanager
 def opened(request: ProbeRequest, namespace: str = "") -> Iterator[Sender]:
-    """Open sockets in the namespace at a path, "" for this one, and close them at the end. Raises KernelError."""
+    """Open sockets in the namespace at a path, "" for this one, and close them at the end. Raises KernelError.
+
+    At the end, conntrack of the caller's namespace has no entries of them.
+    """
     command = [sys.executable, "-P", "-m", __name__, "-1"]
     with contextlib.ExitStack() as stack:
         try:
@@ -450,7 +506,14 @@ def opened(request: ProbeRequest, namespace: str = "") -> Iterator[Sender]:
                 descriptors = (file.fileno(),)
                 command[-1] = str(file.fileno())
             pipe = subprocess.PIPE
-            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=descriptors)
+            process = subprocess.Popen(
+                # Ctrl-C in a terminal ends all processes of the group.
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                pass_fds=descriptors,
+                process_group=0,
+            )
         except OSError as error:
             where = namespace or "this node"
             raise KernelError(f"cannot send probes from {where}: {error.strerror}") from error
@@ -460,11 +523,12 @@ def opened(request: ProbeRequest, namespace: str = "") -> Iterator[Sender]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Have a sender close its connections."""
-    assert process.stdin is not None
+    """Have a sender close its connections, and wait until their entries of conntrack are removed."""
+    assert process.stdin is not None and process.stdout is not None
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         process.stdin.close()
         process.wait(_SPARE_SECONDS)
+        select.select([process.stdout], [], [], _SPARE_SECONDS)  # both processes have it open
     with contextlib.suppress(PermissionError):  # without CAP_KILL, as the process is of another user
         process.kill()
 

@@ -21,7 +21,7 @@ from pykubeproxy.inspect.node import (
     nftables_remarks,
     unread_rules,
 )
-from pykubeproxy.inspect.packets.packet import NodeNetwork, NodeRoute
+from pykubeproxy.inspect.packets.packet import NodeNetwork
 from pykubeproxy.nodes import proc_routes
 from pykubeproxy.nodes.debug_pods import DebugPods
 from pykubeproxy.nodes.proxies import ProxyPod, find_other_proxies, find_proxies
@@ -246,15 +246,15 @@ def _read(
             known = rules.get(family, NodeRules(Ruleset(family, {})))
             rules[family] = msgspec.structs.replace(known, nftables=ruleset)
     if served or any(one.in_nftables_mode for one in rules.values()):
+        printed_proc = _proc(client, container) if question.firewalls else ""
         return NodeState(
             node=node,
             origin=Origin(
                 f"rules of node {node.name}", f"on node {node.name}", _title(proxy), str(container)
             ),
             rules=rules,
-            network=NodeNetwork(
-                frozenset(node.addresses), _routes(client, container) if question.firewalls else ()
-            ),
+            network=NodeNetwork(frozenset(node.addresses), tuple(proc_routes.parse_routes(printed_proc))),
+            conntrack_failures=proc_routes.parse_failures(printed_proc),
             other_backend=used.other,
             unread={unread_rules(family): reason for family, reason in printed.unread.items()}
             | ({UNREAD_NFTABLES: without_nft} if without_nft else {}),
@@ -356,13 +356,13 @@ def _nftables(
     return read_nft_lists(texts, f"nft in pod {container}")
 
 
-def _routes(client: Client, container: ContainerRef) -> tuple[NodeRoute, ...]:
-    """Return the routes of a node; none if its pod has no program that prints them."""
+def _proc(client: Client, container: ContainerRef) -> str:
+    """Return what proc_routes reads; "" if the pod has no program that prints it."""
     try:
         printed = run_in_pod(client, container, proc_routes.COMMAND, silence=_SILENCE)
     except Failure:
-        return ()
-    return tuple(proc_routes.parse_routes(printed.output.decode(errors="replace")))
+        return ""
+    return printed.output.decode(errors="replace")
 
 
 def _flow_table(client: Client, container: ContainerRef) -> FlowTable:

@@ -1,6 +1,7 @@
 """Clean up after signals that end the program, as after Ctrl-C."""
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +13,27 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 def exit_on_signals() -> AbstractContextManager[None]:
     """Raise SystemExit on these signals within the context."""
     return handling(_exit, *ENDING)
+
+
+@contextmanager
+def deferring(message: str) -> Iterator[Callable[[], bool]]:
+    """Let signals end the program, as after Ctrl-C, only at the end of the context; print a message at the first one.
+
+    Yield a function that says whether one has come.
+    """
+    asked: list[int] = []
+
+    def remember(number: int, _: object) -> None:
+        if not asked:
+            sys.stderr.write(f"\n{message}\n")
+        asked.append(number)
+
+    with handling(remember, signal.SIGINT, *ENDING):
+        yield lambda: bool(asked)
+    if asked[:1] == [signal.SIGINT]:
+        raise KeyboardInterrupt
+    if asked:
+        raise SystemExit(128 + asked[0])
 
 
 def _exit(number: int, _: object) -> NoReturn:

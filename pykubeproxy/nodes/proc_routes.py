@@ -1,14 +1,15 @@
-"""The routes that /proc/net prints, for nodes whose pods have no program that prints them."""
+"""Routes and conntrack's counters in /proc/net, for nodes whose pods have no program that prints them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from pykubeproxy.inspect.packets.packet import NodeRoute
 
-#: Prints the routes of both families, as far as the kernel has them.
-COMMAND = ("cat", "/proc/net/route", "/proc/net/ipv6_route")
+#: Prints all of them, as far as the kernel has them.
+COMMAND = ("cat", "/proc/net/route", "/proc/net/ipv6_route", "/proc/net/stat/nf_conntrack")
+_FAILURES = {"invalid": "invalid", "insert_failed": "insert-failed", "drop": "drop"}
 # Interface, destination, gateway, flags, three numbers and the mask.
 _IPV4 = re.compile(r"(\S+)\t([0-9A-F]{8})\t[0-9A-F]{8}\t([0-9A-F]{4})\t(?:\d+\t){3}([0-9A-F]{8})\t")
 # Destination and its length, source and its length, gateway, metric, two counters, flags and the interface.
@@ -38,3 +39,18 @@ def parse_routes(text: str) -> Iterator[NodeRoute]:
 def _ipv4(text: str) -> IPv4Address:
     """Read an address of a machine with little-endian byte order, as all but s390x have that run Kubernetes."""
     return IPv4Address(bytes.fromhex(text)[::-1])
+
+
+def parse_failures(text: str) -> Mapping[str, int]:
+    """Return how many packets conntrack failed on, by kind as in NodeView; {} if the kernel does not print that."""
+    lines = (line.split() for line in text.splitlines())
+    for names in lines:
+        if names[:1] == ["entries"]:
+            # Then comes a line for each processor.
+            counts = [dict(zip(names, line, strict=False)) for line in lines]
+            with suppress(ValueError):
+                return {
+                    kind: sum(int(one.get(name, "0"), 16) for one in counts)
+                    for name, kind in _FAILURES.items()
+                }
+    return {}

@@ -1,7 +1,11 @@
 """Probes end as the kernel of a namespace makes them end, and leave nothing behind."""
 
+import contextlib
+import os
+import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,9 +151,24 @@ def test_kernel_traces_the_rules_that_probes_meet(server: str, port: int, verdic
 def test_deleted_flow_is_gone(server: str) -> None:
     with probes.opened(request(OPEN, count=1)) as sender:
         sender.send()
-    (flow,) = sender.flows
-    assert flow.delete()
-    assert not flow.delete()
+        (flow,) = sender.flows
+        assert flow.delete()
+        assert not flow.delete()
+
+
+@pytest.mark.parametrize("port", [OPEN, DROPPED])
+@pytest.mark.parametrize("killed", [False, True])
+def test_no_flow_stays_when_the_sender_has_ended(server: str, port: int, killed: bool) -> None:
+    with probes.opened(request(port)) as sender:
+        if killed:
+            sending = threading.Timer(0.1, os.kill, (sender.pid, signal.SIGKILL))
+            sending.start()
+        with contextlib.suppress(KernelError):
+            sender.send()
+        if killed:
+            sending.join()
+            eventually(lambda: not any(flow.delete() for flow in sender.flows))
+    assert not any(flow.delete() for flow in sender.flows)
 
 
 def test_sender_ends_with_its_caller(server: str) -> None:
@@ -162,6 +181,19 @@ def test_address_that_the_namespace_lacks_is_an_error(server: str) -> None:
     lacking = probes.opened(ProbeRequest(Protocol.TCP, "192.0.2.9", HERE, OPEN))
     with pytest.raises(KernelError, match="Cannot assign requested address"), lacking:
         pass
+
+
+def test_a_kernel_without_sctp_says_so(server: str) -> None:
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM, 132).close()
+    except OSError:
+        with (
+            pytest.raises(KernelError, match="this kernel has no SCTP sockets; load the module sctp"),
+            probes.opened(request(OPEN, Protocol.SCTP)),
+        ):
+            pass
+    else:
+        pytest.skip("this kernel has SCTP sockets")
 
 
 def test_namespace_of_a_pod_is_found_by_its_address(server: str) -> None:

@@ -242,6 +242,7 @@ def test_probes_from_outside_are_sent_by_the_machine_with_that_address(lab: Lab)
     lab.service("shop", type="NodePort", selector={"app": "web"})
     ends = (lab.outside.addresses[0], "svc/default/shop", "--via-node", "node1")
     lab.until(lambda: live(lab, *ends)[0] == 0, "a path from outside")
+    lab.until(lambda: live(lab, lab.outside.addresses[1], *ends[1:])[0] == 0, "a path from outside over IPv6")
     with firewall(lab, "node2", "forward", "tcp dport 8080 counter drop"):
         code, message, found = live(lab, *ends, "--count", "20")
     assert (code, found["verdict"]) == (1, "fails-as-predicted")

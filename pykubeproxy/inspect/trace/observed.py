@@ -1,26 +1,21 @@
 """What probes and nodes showed: the observations of `trace --live`, as values."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
-from pykubeproxy.inspect.flows import Flow, FlowSide
+from pykubeproxy.inspect.flows import Flow
 from pykubeproxy.inspect.node import NodeRules
 from pykubeproxy.inspect.trace.journey import TracedVisit, TracedWay
 from pykubeproxy.kernel.hits import RuleHit
 from pykubeproxy.kernel.probes import Probe
-from pykubeproxy.objects import Protocol
 from pykubeproxy.rules.iptables_save import parse_rule
 from pykubeproxy.rules.nft_text import rule_text
 from pykubeproxy.rules.ruleset import ChainKey
 
-# Source and destination of the first packet of a flow: address, port, address, port.
-Tuple: TypeAlias = tuple[str, int, str, int]
-
 
 class RuleRise(msgspec.Struct, frozen=True):
-    """A rule whose counter rose while the probes were sent.
+    """By how much a rule's counter rose while the probes were sent.
 
     - `rule`: its text
     - `packets`: by how many packets; those of other connections count too
@@ -40,11 +35,11 @@ class NodeView(msgspec.Struct, frozen=True, rename="camel"):
     - `flows`: the conntrack entry of each probe, in the order of the probes; null for none
     - `delays`: seconds from the first packet of each probe to its entry; null if unknown
     - `unread`: why conntrack or the counters are unknown, or null
-    - `rises`: rules whose counters rose
+    - `rises`: rules whose counters rose, and rules that stop packets, with 0 if theirs did not
     - `met`: how many packets met the first rule that all probes meet here, with those of other connections; null if unknown
     - `changed`: rules that the trace met were changed meanwhile
     - `hits`: the rules of nftables that the first packets of the probes met on the node that sends, with --rules-hit
-    - `failures`: how many packets conntrack failed on meanwhile on the node that sends, with those of other connections:
+    - `failures`: how many packets conntrack failed on meanwhile, with those of other connections, as far as it is known:
       "invalid", "insert-failed", and "drop" if its table is full
     """
 
@@ -88,23 +83,15 @@ class Observations(msgspec.Struct, frozen=True):
         """Return the view of a node, None if it is unknown."""
         return next((view for view in self.nodes if view.node == node and view.unread is None), None)
 
+    def flow(self, node: str, number: int) -> Flow | None:
+        """Return the entry of a probe on a node."""
+        view = self.view(node)
+        return view.flows[number] if view and number < len(view.flows) else None
 
-def next_tuples(flows: Sequence[Flow | None]) -> list[Tuple | None]:
-    """Return the addresses of the same packets after the NAT of a node; None where that is unknown."""
-    return [_tuple(flow.reply, reverse=True) if flow else None for flow in flows]
-
-
-def find_flows(
-    flows: Iterable[Flow], protocol: Protocol, tuples: Sequence[Tuple | None]
-) -> tuple[Flow | None, ...]:
-    """Return the flow of each tuple."""
-    known = {_tuple(flow.original): flow for flow in flows if flow.protocol is protocol}
-    return tuple(known.get(one) if one else None for one in tuples)
-
-
-def _tuple(side: FlowSide, *, reverse: bool = False) -> Tuple:
-    source, destination = (side.source, side.source_port), (side.destination, side.destination_port)
-    return (*destination, *source) if reverse else (*source, *destination)
+    def failures(self, node: str, kind: str) -> int:
+        """Return how many packets conntrack of a node failed on, 0 if that is unknown."""
+        view = self.view(node)
+        return view.failures.get(kind, 0) if view else 0
 
 
 # Packets by chain, position and text of the rule, and whether the rule stops them.
@@ -144,11 +131,12 @@ def _counted(rules: NodeRules, key: ChainKey) -> Iterator[tuple[str, int, bool]]
 
 
 def rises(before: _Counted, after: _Counted) -> tuple[RuleRise, ...]:
-    """Return the rules whose counters rose; not those that are new, for their counters begin with other packets."""
+    """Return the rules whose counters rose, and all that stop packets; not those that are new or count from 0 again."""
+    risen = {rule: packets - before[rule][0] for rule, (packets, _) in after.items() if rule in before}
     return tuple(
-        RuleRise(*key, text, packets - before[key, at, text][0], stops)
-        for (key, at, text), (packets, stops) in after.items()
-        if (key, at, text) in before and packets > before[key, at, text][0]
+        RuleRise(*key, text, packets, after[key, at, text][1])
+        for (key, at, text), packets in risen.items()
+        if packets > 0 or (packets == 0 and after[key, at, text][1])
     )
 
 

@@ -10,18 +10,21 @@ from hypothesis import strategies as st
 from pykubeproxy.inspect.connection import Directory, Location, LocationKind, TracedDestination
 from pykubeproxy.inspect.flows import Flow, FlowSide
 from pykubeproxy.inspect.packets.walk import Step
+from pykubeproxy.inspect.trace.causes import Cause
 from pykubeproxy.inspect.trace.decisions import RuleDecision
 from pykubeproxy.inspect.trace.journey import EndResult, TracedEnd, TracedVisit, TracedWay
-from pykubeproxy.inspect.trace.live import Cause, LiveTraceReport, LiveVerdict, compare, exit_code, refusal
+from pykubeproxy.inspect.trace.live import LiveTraceReport, LiveVerdict, compare, exit_code, refusal
 from pykubeproxy.inspect.trace.observed import Listening, NodeView, Observations, RuleRise
 from pykubeproxy.inspect.trace.report import TraceReport, report
 from pykubeproxy.inspect.trace.shares import unlikely_share
+from pykubeproxy.kernel.hits import RuleHit
 from pykubeproxy.kernel.probes import IcmpError, Probe, ProbeOutcome
 from pykubeproxy.objects import Family, Protocol
 from pykubeproxy.report.document import document, json_text
 from pykubeproxy.report.text import text
 from pykubeproxy.services.ports import FrontendKind
 
+FORWARD = Step("filter", "FORWARD", "-p tcp -j DROP", True, "every packet matches", does="drop")
 CLIENT, VIP = "10.244.1.9", "10.96.0.1"
 HERE, THERE = "10.244.1.2", "10.244.2.2"
 SERVICE = TracedDestination("TCP", VIP, 80, "default/web:http", FrontendKind.CLUSTER_IP)
@@ -142,6 +145,15 @@ def test_a_share_that_chance_does_not_explain_differs() -> None:
     assert "chance does not explain" in found.message
 
 
+def test_a_rule_that_stops_more_than_its_share_differs() -> None:
+    """The rule of a half, whose counter rose, but all probes fail."""
+    dropped = msgspec.structs.replace(end(THERE, "node1", 0.5, EndResult.DROPPED), rule=FORWARD)
+    probes = tuple(probe(number, ProbeOutcome.TIMED_OUT) for number in range(20))
+    view = NodeView("node1", (None,) * 20, rises=(RuleRise("filter", "FORWARD", FORWARD.rule, 60, True),))
+    found = compare(trace(end(HERE, "node1", 0.5), dropped), Observations(probes, (view,)))
+    assert (found.verdict, cause(found)) == (LiveVerdict.DIFFERS, Cause.SHARES)
+
+
 def test_session_affinity_excuses_any_share() -> None:
     sticky = msgspec.structs.replace(JUMP, affinity=10800)
     static = trace(
@@ -173,11 +185,58 @@ def test_dropped_probes_agree_with_rules_that_drop() -> None:
     assert (found.verdict, exit_code(found.verdict)) == (LiveVerdict.FAILS, 1)
 
 
+# The rules of node2 drop what they lead there.
+STOPS = msgspec.structs.replace(end(THERE, "node2", 1.0, EndResult.DROPPED), rule=FORWARD)
+
+
+@pytest.mark.parametrize(
+    ("packets", "met", "expected", "words"),
+    [
+        (4, 9, Cause.AS_PREDICTED, ""),
+        (3, 9, Cause.LOST, "; a rule of node2 in filter FORWARD would stop them too"),
+        (0, 0, Cause.NEVER_ARRIVED, "never saw the packets"),
+        (None, 9, Cause.AS_PREDICTED, ""),
+        (None, 0, Cause.NEVER_ARRIVED, "would stop them too"),
+        (None, None, Cause.UNKNOWN, "no counter of node2 tells"),
+    ],
+)
+def test_a_rule_explains_lost_probes_only_if_it_counted_them(
+    packets: int | None, met: int | None, expected: Cause, words: str
+) -> None:
+    """A second fault before the rule must not hide behind it."""
+    rises = () if packets is None else (RuleRise("filter", "FORWARD", FORWARD.rule, packets, True),)
+    found = live(trace(STOPS), ProbeOutcome.TIMED_OUT, SENT, NodeView("node2", NONE, rises=rises, met=met))
+    assert cause(found) is expected
+    assert words in found.message or expected is Cause.AS_PREDICTED
+
+
+def test_a_rule_of_the_first_node_that_did_not_count_probes_has_not_dropped_them() -> None:
+    here = msgspec.structs.replace(end(THERE, "node1", 1.0, EndResult.DROPPED), rule=FORWARD)
+    unmoved = NodeView("node1", NONE, rises=(RuleRise("filter", "FORWARD", FORWARD.rule, 0, True),))
+    assert live(trace(here), ProbeOutcome.TIMED_OUT, unmoved).verdict is LiveVerdict.DIFFERS
+    hits = tuple(RuleHit(20000 + number, "filter", "FORWARD", "xt", "drop") for number in range(4))
+    seen = msgspec.structs.replace(unmoved, hits=hits)
+    assert live(trace(here), ProbeOutcome.TIMED_OUT, seen).verdict is LiveVerdict.FAILS
+
+
 def test_a_stale_endpoint_that_fails_agrees() -> None:
     gone = msgspec.structs.replace(end(THERE, "node2", 1.0), stale=True, good=False)
     found = live(trace(gone), ProbeOutcome.REFUSED, SENT, listening=listens(ProbeOutcome.REFUSED))
     assert (found.verdict, found.ends[0].probes) == (LiveVerdict.FAILS, 4)
     assert "out of date" in text(found.trace.blocks(wide=False))
+
+
+@pytest.mark.parametrize(("refused", "expected"), [(10, LiveVerdict.FAILS), (20, LiveVerdict.DIFFERS)])
+def test_refusals_without_entries_agree_with_stale_endpoints_of_their_share(
+    refused: int, expected: LiveVerdict
+) -> None:
+    """A refusal ends the entry, which nodes that do not send the probes read too late."""
+    gone = msgspec.structs.replace(end(THERE, "node2", 0.5), stale=True, good=False)
+    outcomes = [ProbeOutcome.REFUSED] * refused + [ProbeOutcome.CONNECTED] * (20 - refused)
+    probes = tuple(probe(number, outcome) for number, outcome in enumerate(outcomes))
+    flows = (*[None] * refused, *(flow(number, HERE) for number in range(refused, 20)))
+    found = compare(trace(end(HERE, "node1", 0.5), gone), Observations(probes, (NodeView("node1", flows),)))
+    assert found.verdict is expected
 
 
 def test_connections_that_rules_drop_differ() -> None:
@@ -245,6 +304,15 @@ def test_a_node_without_entries_is_not_blamed_alone_if_packets_may_have_come(met
     assert "node2 drops them, or the network between node1 and node2" in found.message
 
 
+def test_lost_refusals_do_not_hide_that_nothing_listens() -> None:
+    """An entry that a refusal ends is gone, as if packets had never come."""
+    node2 = NodeView("node2", NONE, met=4)
+    found = live(ONE, ProbeOutcome.TIMED_OUT, SENT, node2, listening=listens(ProbeOutcome.REFUSED))
+    assert "loses them or refusals of the endpoint; nothing listens at 10.244.2.2:8080" in found.message
+    found = live(ONE, ProbeOutcome.TIMED_OUT, SENT, node2, listening=listens(ProbeOutcome.CONNECTED))
+    assert found.message.endswith("loses them.")
+
+
 def test_a_rule_whose_counter_rose_is_named() -> None:
     found = live(UNSURE, ProbeOutcome.TIMED_OUT, SENT, NodeView("node2", NONE, rises=(DROP,), met=12))
     assert cause(found) is Cause.DROPPED
@@ -309,6 +377,17 @@ def test_a_full_conntrack_table_explains_missing_entries(dropped: int, expected:
     assert cause(live(ONE, ProbeOutcome.TIMED_OUT, view)) is expected
 
 
+def test_a_full_conntrack_table_behind_the_network_hides_what_the_network_loses() -> None:
+    full = NodeView("node2", NONE, met=0, failures={"drop": 4})
+    found = live(ONE, ProbeOutcome.TIMED_OUT, SENT, full)
+    assert cause(found) is Cause.TABLE_FULL
+    assert "which hides whether the network before it loses packets too" in found.message
+    some = msgspec.structs.replace(full, failures={"drop": 1})
+    found = live(ONE, ProbeOutcome.TIMED_OUT, SENT, some)
+    assert cause(found) is Cause.LOST
+    assert "whose full conntrack table made it drop 1 packet" in found.message
+
+
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
@@ -332,7 +411,7 @@ def test_an_endpoint_that_does_not_answer_is_asked_from_its_node(outcome: ProbeO
             "packets of 1500 bytes do not arrive, though small ones do: the MTU between node1 and",
         ),
         (53, Cause.DATA_LOST, "which acknowledges no data"),
-        (0, Cause.ARRIVED, "4 of 4 connections arrived"),
+        (0, Cause.ARRIVED, "4 of 4 connections arrived with their data"),
     ],
 )
 def test_only_large_packets_that_are_lost_blame_the_mtu(size: int, expected: Cause, words: str) -> None:

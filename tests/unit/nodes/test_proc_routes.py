@@ -2,13 +2,15 @@
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from pykubeproxy.inspect.packets.packet import NodeRoute
+from pykubeproxy.kernel.conntrack import failure_counts, load
 from pykubeproxy.kernel.network import routes
 from pykubeproxy.lab.network import Namespace
-from pykubeproxy.nodes.proc_routes import COMMAND, parse_routes
+from pykubeproxy.nodes.proc_routes import COMMAND, parse_failures, parse_routes
 from pykubeproxy.objects import Family
 
 
@@ -21,6 +23,22 @@ def test_lines_that_are_no_routes_are_skipped() -> None:
         f"{'fd' + 30 * '0'} ff {32 * '0'} 00 {32 * '0'} 00000400 00000001 00000000 00000001     eth0\n"
     )
     assert list(parse_routes(text)) == [NodeRoute("10.244.1.0/24", "eth0")]
+
+
+def test_failures_of_conntrack_are_those_of_all_processors() -> None:
+    text = (
+        "entries  clashres found new invalid ignore delete chainlength insert insert_failed drop early_drop\n"
+        "00000002  00000000 00000000 00000000 0000000a 00000000 00000000 00000000 00000000 00000001 00000000 0\n"
+        "00000002  00000000 00000000 00000000 00000006 00000000 00000000 00000000 00000000 00000000 00000003 0\n"
+    )
+    assert parse_failures(text) == {"invalid": 16, "insert-failed": 1, "drop": 3}
+    assert parse_failures("Iface\n") == {}
+
+
+@pytest.mark.root
+def test_failures_of_conntrack_are_those_of_netlink() -> None:
+    load()
+    assert parse_failures(Path("/proc/net/stat/nf_conntrack").read_text()).keys() == failure_counts().keys()
 
 
 @pytest.mark.root
