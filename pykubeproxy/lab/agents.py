@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -57,14 +57,22 @@ class AgentEnded(RuntimeError):
     """The process of a service proxy ended unexpectedly."""
 
 
-class ProxyProcess(ABC):
-    """The service proxy of one node; `settings` are fields of KubeProxyConfiguration."""
+class ProxyProcess:
+    """The service proxy of one node, which `agent` and `kube_proxy` make. Messages call it by its `title`.
 
-    #: What messages call it.
-    title: str
+    `settings` are fields of KubeProxyConfiguration. The files in `commands` come before the system's on PATH.
+    """
 
-    def __init__(self, node: Namespace, directory: Path, settings: Object) -> None:
+    def __init__(
+        self,
+        node: Namespace,
+        directory: Path,
+        title: str,
+        command: Sequence[str],
+        settings: Object,
+    ) -> None:
         self.node = node
+        self.title = title
         self._environment = node_environment(directory, node.role)
         base: Object = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -78,24 +86,21 @@ class ProxyProcess(ABC):
         }
         self._settings: Object = merged(base, settings)
         self._configuration = directory / f"{node.role}.yaml"
-        self._commands = directory / f"{node.role}.bin"
+        self._command = [*command, "--config", str(self._configuration)]
+        self.commands = directory / f"{node.role}.bin"
         self.log_file = directory / f"{node.role}.log"
-        self._restores = directory / f"{node.role}.restores"
+        self.records = directory / f"{node.role}.restores"
         self._process: subprocess.Popen[bytes] | None = None
         self.log_file.touch()
-        self._restores.touch()
-        self._commands.mkdir()
-        self._environment["PATH"] = f"{self._commands}:{self._environment['PATH']}"
-
-    @abstractmethod
-    def _command(self) -> list[str]:
-        """Return the command line."""
+        self.records.touch()
+        self.commands.mkdir()
+        self._environment["PATH"] = f"{self.commands}:{self._environment['PATH']}"
 
     def start(self, settings: Object | None = None) -> None:
         """Start the process with `settings` merged over the lab's."""
         self._configuration.write_text(yaml.dump(merged(self._settings, settings or {})))
         with self.log_file.open("ab") as log:
-            self._process = self.node.spawn(self._command(), output=log, environment=self._environment)
+            self._process = self.node.spawn(self._command, output=log, environment=self._environment)
 
     def stop(self) -> int:
         """Send SIGTERM, wait, and return the exit code; the rules stay."""
@@ -141,54 +146,38 @@ class ProxyProcess(ABC):
 
     def restores(self, since: float) -> list[float]:
         """Return when the IPv4 tables of iptables were written after `since`, in unix seconds."""
-        return [moment for moment in map(float, self._restores.read_text().split()) if moment > since]
+        return [moment for moment in map(float, self.records.read_text().split()) if moment > since]
 
 
-class AgentProcess(ProxyProcess):
-    """The agent of one node, `pykubeproxy run`; `server` is the URL of the API server."""
-
-    title = "agent"
-
-    def __init__(self, node: Namespace, directory: Path, server: str, settings: Object) -> None:
-        super().__init__(node, directory, settings)
-        self._server = server
-        for name in ("iptables-restore", "iptables-nft-restore", "iptables-legacy-restore"):
-            if real := shutil.which(name, path=SYSTEM_PATH):
-                script = self._commands / name
-                script.write_text(_WRAPPER.format(node=node.role, records=self._restores, real=real))
-                script.chmod(0o755)
-
-    def _command(self) -> list[str]:
-        return [*COMMAND, "run", "--config", str(self._configuration), "--master", self._server]
+def agent(node: Namespace, directory: Path, server: str, settings: Object) -> ProxyProcess:
+    """Return the agent of one node, `pykubeproxy run`; `server` is the URL of the API server."""
+    process = ProxyProcess(node, directory, "agent", [*COMMAND, "run", "--master", server], settings)
+    for name in ("iptables-restore", "iptables-nft-restore", "iptables-legacy-restore"):
+        if real := shutil.which(name, path=SYSTEM_PATH):
+            script = process.commands / name
+            script.write_text(_WRAPPER.format(node=node.role, records=process.records, real=real))
+            script.chmod(0o755)
+    return process
 
 
-class KubeProxyProcess(ProxyProcess):
-    """A genuine kube-proxy on one node; `backend` is that of its iptables commands: "auto", "nft" or "legacy"."""
-
-    title = "kube-proxy"
-
-    def __init__(
-        self,
-        node: Namespace,
-        directory: Path,
-        kubeconfig: Path,
-        settings: Object,
-        binary: KubeProxyBinary,
-        backend: str,
-    ) -> None:
-        connection = {"kubeconfig": str(kubeconfig), "contentType": "application/json"}
-        super().__init__(
-            node, directory, merged({"mode": binary.mode, "clientConnection": connection}, settings)
-        )
-        self._binary = binary
-        # kube-proxy runs the commands without a backend in their names.
-        for command in ("iptables", "ip6tables") if backend != "auto" else ():
-            for action in ("", "-save", "-restore"):
-                if real := shutil.which(f"{command}-{backend}{action}", path=SYSTEM_PATH):
-                    (self._commands / f"{command}{action}").symlink_to(real)
-
-    def _command(self) -> list[str]:
-        return [str(self._binary.path), "--config", str(self._configuration)]
+def kube_proxy(
+    node: Namespace,
+    directory: Path,
+    kubeconfig: Path,
+    settings: Object,
+    binary: KubeProxyBinary,
+    backend: str,
+) -> ProxyProcess:
+    """Return a genuine kube-proxy on one node; `backend` is that of its iptables commands: "auto", "nft" or "legacy"."""
+    connection = {"kubeconfig": str(kubeconfig), "contentType": "application/json"}
+    own = {"mode": binary.mode, "clientConnection": connection}
+    process = ProxyProcess(node, directory, "kube-proxy", [str(binary.path)], merged(own, settings))
+    # kube-proxy runs the commands without a backend in their names.
+    for command in ("iptables", "ip6tables") if backend != "auto" else ():
+        for action in ("", "-save", "-restore"):
+            if real := shutil.which(f"{command}-{backend}{action}", path=SYSTEM_PATH):
+                (process.commands / f"{command}{action}").symlink_to(real)
+    return process
 
 
 def node_environment(logs: Path, node: str) -> dict[str, str]:

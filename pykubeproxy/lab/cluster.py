@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from pykubeproxy.lab import api, machine, network
-from pykubeproxy.lab.agents import AgentProcess, KubeProxyBinary, KubeProxyProcess, ProxyProcess
+from pykubeproxy.lab import agents, api, machine, network
+from pykubeproxy.lab.agents import KubeProxyBinary, ProxyProcess
 from pykubeproxy.lab.api import NAMESPACES, NODES, PODS, SERVICES, Api, Object, in_namespace
 from pykubeproxy.lab.apiserver import server
 from pykubeproxy.lab.apiserver.store import now
@@ -149,10 +149,10 @@ class Lab:
     def _proxy(self, node: Namespace) -> ProxyProcess:
         if self.kube_proxy:
             kubeconfig = self.directory.kubeconfig
-            return KubeProxyProcess(
+            return agents.kube_proxy(
                 node, self.logs, kubeconfig, self._settings, self.kube_proxy, self.backend
             )
-        return AgentProcess(node, self.logs, self.api.url, self._settings)
+        return agents.agent(node, self.logs, self.api.url, self._settings)
 
     def _published(self) -> Iterator[PublishedObject]:
         pods = list(self.pods.values())

@@ -16,7 +16,7 @@ from unittest import mock
 
 import pykubeproxy
 from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
-from pykubeproxy.lab.agents import AgentProcess, node_environment
+from pykubeproxy.lab.agents import ProxyProcess, agent, node_environment
 from pykubeproxy.lab.api import NAMESPACES, POD_PORT, SERVICES, SLICES, Api, Object, in_namespace, namespace
 from pykubeproxy.lab.apiserver.patches import merged
 from pykubeproxy.lab.cluster import Lab
@@ -273,10 +273,10 @@ class Node:
             for key in item.save().chains
         )
 
-    def _other_agent(self, name: str) -> AgentProcess:
+    def _other_agent(self, name: str) -> ProxyProcess:
         (logs := self.lab.logs / name).mkdir()
         settings = {"iptables": {"minSyncPeriod": "200ms"}}
-        return AgentProcess(self.agent.node, logs, self.lab.api.url, settings)
+        return agent(self.agent.node, logs, self.lab.api.url, settings)
 
     def start(self) -> None:
         """Start the agent and wait for its first sync."""
@@ -301,7 +301,7 @@ class Node:
         """Make an agent of the next version the node's, or after that, one of this version."""
         self.agent, self._next = self._next, self.agent
 
-    def swap(self) -> AgentProcess:
+    def swap(self) -> ProxyProcess:
         """Make the spare agent the node's; return the one it replaces."""
         self.agent, self._spare = self._spare, self.agent
         return self._spare
