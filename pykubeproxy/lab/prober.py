@@ -212,13 +212,23 @@ def _connect(connection: socket.socket, target: ProbeTarget, timeout: float) -> 
     connection.settimeout(timeout)
 
 
+def _bind(connection: socket.socket, source: str) -> None:
+    """Bind to the next free port; the source "" is any address."""
+    while True:
+        try:
+            return connection.bind((source, next(_PORTS)))
+        except OSError as error:  # other programs use ports, too
+            if error.errno != errno.EADDRINUSE:
+                raise
+
+
 @contextlib.contextmanager
 def _probe_socket(target: ProbeTarget, kind: int, source: str, timeout: float) -> Iterator[socket.socket]:
     """Open a socket; raises ProbeError for an OSError inside."""
     with socket.socket(socket.AF_INET6 if ":" in target.address else socket.AF_INET, kind) as result:
         result.settimeout(timeout)
         result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        result.bind((source, next(_PORTS)))  # "" is any address
+        _bind(result, source)
         try:
             yield result
         except TimeoutError:

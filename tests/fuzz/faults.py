@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -247,7 +248,7 @@ def question(chance: random.Random) -> Question:
 
 
 def run(cluster: Cluster, seed: int) -> tuple[list[str], str]:
-    """Break the lab, ask, and mend it. Return what is wrong in the answer, and a line about it."""
+    """Break the lab, ask, and mend it. Return what is wrong in the answer, which is saved then, and a line about it."""
     chance = random.Random(seed)
     number = chance.choices([0, 1, 2], [1, 6, 3])[0]
     chosen = sorted(chance.sample(range(len(FAULTS)), number))
@@ -273,7 +274,12 @@ def run(cluster: Cluster, seed: int) -> tuple[list[str], str]:
     told = f"{answer['verdict']}, {', '.join(dict.fromkeys(named)) or 'no fault'}"
     if "unclear" in named:
         told += f": {answer['message']}"
-    return problems(faults, asked, answer), f"{'+'.join(faults) or 'none'}{noisy}; {asked}: {told}"
+    found = problems(faults, asked, answer)
+    if found:
+        saved = Path(tempfile.gettempdir(), f"faults-{seed}.json")
+        saved.write_text(json.dumps(answer, indent=2))
+        told += f" (saved in {saved})"
+    return found, f"{'+'.join(faults) or 'none'}{noisy}; {asked}: {told}"
 
 
 def fuzz(runs: int, seed: int, backend: str = "auto", kube_proxy: KubeProxyBinary | None = None) -> list[str]:
