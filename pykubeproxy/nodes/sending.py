@@ -66,8 +66,12 @@ def _send(order: ProbeOrder, request: ProbeRequest) -> SentProbes:
                 hits = traced.end() if traced else ()
         finally:
             ended = watch.end()
+        missed = _tracked([*sender.flows]) if not all(line for line, _ in ended) else [None] * len(ended)
         failures = {kind: number - failed[kind] for kind, number in conntrack.failure_counts().items()}
-    flows = tuple(next(iter(parse_flows(line)), None) for line, _ in ended)
+    # The kernel may drop events of single entries.
+    flows = tuple(
+        next(iter(parse_flows(line)), later) for (line, _), later in zip(ended, missed, strict=True)
+    )
     delays = tuple(
         max(0.0, round(began - probe.started, 6)) if line else None
         for probe, (line, began) in zip(found, ended, strict=True)
@@ -77,17 +81,17 @@ def _send(order: ProbeOrder, request: ProbeRequest) -> SentProbes:
 
 
 def _take(packets: Sequence[FirstPacket | None]) -> tuple[Flow | None, ...]:
-    ends = {(one.protocol, one.source, one.destination, one.port) for one in packets if one}
-    lines = [
-        line
-        for protocol, source, destination, port in ends
-        for line in conntrack.flow_lines_of(protocol, source, destination, port)
-    ]
-    found = find_flows(parse_flows("\n".join(lines)), packets)
+    found = _tracked(packets)
     for packet in filter(None, packets):
         with suppress(OSError):
             packet.delete()
     return found
+
+
+def _tracked(packets: Sequence[FirstPacket | None]) -> tuple[Flow | None, ...]:
+    ends = {(one.protocol, one.source, one.destination, one.port) for one in packets if one}
+    lines = (line for some in ends for line in conntrack.flow_lines_of(*some))
+    return find_flows(parse_flows("\n".join(lines)), packets)
 
 
 def find_flows(flows: Sequence[Flow], packets: Sequence[FirstPacket | None]) -> tuple[Flow | None, ...]:

@@ -31,7 +31,7 @@ _STOPS = re.compile(r"\b(drop|reject)\b", re.IGNORECASE)
 _NO_WAY = ("network unreachable", "host unreachable", "no route", "address unreachable")
 _PREDICTED = "failed, as the rules say"
 _FULL = "its conntrack table is full (nf_conntrack_max)"
-_OWN_NODE = {
+_OWN_NODE: Mapping[ProbeOutcome | None, str] = {
     ProbeOutcome.CONNECTED: ", though it answers its own node: a policy in front of the pod may drop them",
     ProbeOutcome.TIMED_OUT: ", and its own node gets no answer either",
 }
@@ -126,11 +126,6 @@ class Evidence(NamedTuple):
         view = self.observed.view(self.first)
         delay = view.delays[number] if view and number < len(view.delays) else None
         return delay is not None and delay >= LATE
-
-    def tracks_none(self, node: str, numbers: Iterable[int]) -> bool:
-        """Return whether another node than the first is known to track none of these probes."""
-        known = node != self.first and self.observed.view(node) is not None
-        return known and not any(self.observed.flow(node, number) for number in numbers)
 
 
 def gather(trace: TraceReport, observed: Observations) -> Evidence:
@@ -260,12 +255,12 @@ def _have_stopped(evidence: Evidence, stops: Iterable[TracedEnd], numbers: Seque
         rises = (one for one in (view.rises if view else ()) if (one.table, one.chain) == at)
         if counted := [one.packets for one in rises if rule and one.rule == rule.rule]:
             packets += sum(counted)
-        elif node == evidence.first or not silent:
-            packets += len(numbers)  # nothing else explains them
-        elif view is None or view.met is None:
+        elif silent and view and view.met is not None:
+            packets += view.met  # without a counter of its own, as many as came to the node
+        elif silent and node != evidence.first:
             unknown = True
         else:
-            packets += view.met
+            packets += len(numbers)
     if packets >= len(numbers) or traced >= {probe.source_port for probe in probes}:
         return True
     return None if unknown else False
@@ -398,8 +393,7 @@ def _unanswered(group: _Alike, node: str) -> LiveCause:
             " endpoint does not answer"
         )
         return group.cause(Cause.NO_REPLY, text, node)
-    asked = evidence.listening.get(group.target)
-    own = f"{_OWN_NODE[asked]}" if asked in _OWN_NODE else ""
+    own = _OWN_NODE.get(evidence.listening.get(group.target), "")
     return group.cause(Cause.NO_REPLY, f"reached {here}, but {group.place} did not answer{own}", node)
 
 
@@ -416,7 +410,8 @@ def _refused(group: _Alike) -> LiveCause:
     if by is Cause.REJECTED or not target:
         if rises := _rises_of_stops(group, first):
             return _stopped(group, Cause.REJECTED, first, rises)
-        if who.endswith(_NO_WAY) and evidence.tracks_none(node, group.numbers):
+        untracked = evidence.observed.view(node) and not evidence.observed.flow(node, group.numbers[0])
+        if who.endswith(_NO_WAY) and node != first and untracked:
             between = _network(shown_node(first), node)
             text = f"went to {tied(target)} and got {who}, and {node} tracks none of them: look at {between}"
             return group.cause(Cause.NEVER_ARRIVED, text, node)
@@ -439,12 +434,10 @@ def _refused(group: _Alike) -> LiveCause:
 def _lost(group: _Alike, node: str) -> LiveCause:
     """Describe probes of which a node has no entry: they did not get there, or something there dropped them."""
     evidence, here, at = group.evidence, shown_node(node), tied(group.target)
-    rejecting = [end for end in group.ends or evidence.way.ends if end.result is EndResult.REJECTED]
-    rejecting = [end for end in rejecting if end.route[-1] == node]
-    if _have_stopped(evidence, rejecting, group.numbers):
-        return group.cause(
-            Cause.LOST, f"met a rule of {here} that rejects them, but no ICMP error came back", node
-        )
+    ends = (end for end in group.ends or evidence.way.ends if end.result is EndResult.REJECTED)
+    if _have_stopped(evidence, [end for end in ends if end.route[-1] == node], group.numbers):
+        text = f"met a rule of {here} that rejects them, but no ICMP error came back"
+        return group.cause(Cause.LOST, text, node)
     if rises := _seen_dropping(group, node) or _rises_of_stops(group, node):
         return _stopped(group, Cause.DROPPED, node, rises)
     view, full = evidence.observed.view(node), evidence.observed.failures(node, "drop")
@@ -459,7 +452,7 @@ def _lost(group: _Alike, node: str) -> LiveCause:
     listening = evidence.listening.get(group.target)
     closed = listening in (ProbeOutcome.REFUSED, ProbeOutcome.UNREACHABLE)
     if node == evidence.first:
-        text = {
+        texts = {
             Cause.TABLE_FULL: f"were dropped on {here}: {_FULL}",
             Cause.NEVER_ARRIVED: f"never reached the rules of {here}: look at the client's network and policies (such as"
             " eBPF)",
@@ -469,16 +462,16 @@ def _lost(group: _Alike, node: str) -> LiveCause:
         route = group.ends[0].route
         between = _network(shown_node(route[route.index(node) - 1]), here)
         none = f"went to {at}, but {here} tracks none of them"
-        text = {
+        texts = {
             Cause.TABLE_FULL: f"{none}: {_FULL}, which hides whether the network before it loses packets too",
             Cause.NEVER_ARRIVED: f"went to {at}, but {here} never saw the packets: look at {between}",
             Cause.LOST: f"{none}: {here} drops them{maybe}, or {between} loses them",
         }
         # A refusal ends the entry of a connection at once.
         if cause is Cause.LOST and listening is not ProbeOutcome.CONNECTED:
-            text[cause] += " or refusals of the endpoint"
+            texts[cause] += " or refusals of the endpoint"
     also = f"; nothing listens at {group.place}" if closed else ""
-    return group.cause(cause, text[cause] + also + _behind(group.stops), node)
+    return group.cause(cause, texts[cause] + also + _behind(group.stops), node)
 
 
 def _behind(stops: Iterable[TracedEnd]) -> str:
