@@ -268,7 +268,7 @@ class LabReport(Report, frozen=True, kw_only=True):
             case "fabric":
                 return f"API server {self.api}"
             case "node":
-                return f"agent running, pid {host.agent}" if host.agent else "agent stopped"
+                return f"agent running, pid {host.agent}" if host.agent else "the lab's agent stopped"
             case _:
                 return host.state or ""
 
