@@ -132,7 +132,7 @@ class Command(_Documented):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes."""
         with formatter.section("Exit codes"):
-            formatter.write_dl([(str(code), text) for code, text in self.exit_codes.items()])
+            formatter.write_dl([(str(code), text) for code, text in sorted(self.exit_codes.items())])
         super().format_epilog(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
