@@ -95,7 +95,10 @@ def dump_rules(
 @command(
     "dump-rules",
     short_help="Show services, endpoints and shares in the rules of nodes.",
-    exit_codes={0: "The rules are shown.", 2: "Wrong usage or a failure, also on one node."},
+    exit_codes={
+        0: "The rules are shown.",
+        2: "Wrong usage or a failure, also on one node; or no node has rules for SERVICE.",
+    },
 )
 @click.argument("service", default="", shell_complete=services)
 @_output
@@ -125,28 +128,30 @@ def dump_rules_of_nodes(
         query = msgspec.structs.replace(query, namespace=cluster.namespace(namespace))
     with selected_nodes(cluster, nodes) as (access, wanted):
         found = cluster_source(access, wanted).nodes(Question(families, query, counters=True, nftables=True))
-        unread = _show(found, query, output, required=False)
-    if any(not node.by_design for node in unread):
+        shown, unread = _show(found, query, output, required=False)
+    if any(not node.by_design for node in unread) or (service and not shown):
         raise SystemExit(NOT_ANSWERED)
 
 
 def _show(
     nodes: Iterable[NodeState | UnknownNode], query: ServiceFilter, output: str, *, required: bool
-) -> Sequence[UnknownNode]:
+) -> tuple[bool, Sequence[UnknownNode]]:
     """Print the matching services of nodes, ordered by name; with `-o rules`, as soon as a node has been read.
 
-    Return the nodes that could not be read; their reasons, and remarks, go to standard error. Raises TooManyRules, and
-    ClickException if a `required` service has no rules on a node.
+    Return whether there are any, and the nodes that could not be read; their reasons, and remarks, go to standard error.
+    Raises TooManyRules, and ClickException if a `required` service has no rules on a node.
     """
     answers: list[DumpedNode] = []
     unread: list[UnknownNode] = []
     notes: dict[str, Sequence[str]] = {}
+    shown = False
     for found in nodes:
         answer = dumped(found, query)
         if isinstance(found, UnknownNode):
             notes[found.name] = (found.reason,)
             unread.append(found)
         else:
+            shown |= bool(answer.services)
             none = () if answer.services else (_no_rules(query, found, required=required),)
             notes[found.name if found.origin.pod else ""] = (*found.remarks, *none)
         if output != "rules":
@@ -157,7 +162,7 @@ def _show(
     echo_notes(notes)
     if output != "rules":
         emit(DumpReport(nodes=tuple(sorted(answers, key=lambda node: natural(node.node or "")))), output)
-    return unread
+    return shown, unread
 
 
 def _show_rules(found: NodeState, title: str, query: ServiceFilter) -> None:
