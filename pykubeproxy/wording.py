@@ -38,12 +38,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {plural(number, noun)}"
 
 
-def listed(words: Iterable[str], limit: int | None = None) -> str:
+def listed(words: Iterable[str], limit: int | None = None, last: str = "and") -> str:
     """Return text such as "a, b and c"; of more than `limit` words only the first: "a, b, c and 7 more"."""
     names = list(words)
     if limit is not None and len(names) > limit:
         return f"{', '.join(names[:limit])} and {len(names) - limit} more"
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    return f" {last} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -51,16 +51,17 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
     Only the last part of a name counts, such as "web" of "svc/default/web"; those with the same first part come first.
     """
-    from difflib import get_close_matches  # few runs need it
+    from difflib import SequenceMatcher, get_close_matches  # few runs need it
 
     by_name: dict[str, list[str]] = {}
     for text in known:
         by_name.setdefault(text.rpartition("/")[2], []).append(text)
     first, slash, last = name.rpartition("/")
     close = get_close_matches(last, by_name, _MOST_SUGGESTED)
+    close.sort(key=lambda word: (-SequenceMatcher(None, word, last).ratio(), natural(word)))
     found = [text for word in close for text in by_name[word]]
     found.sort(key=lambda text: not text.startswith(first + slash))
-    return f"did you mean {' or '.join(found[:_MOST_SUGGESTED])}?" if found else ""
+    return f"did you mean {listed(found[:_MOST_SUGGESTED], last='or')}?" if found else ""
 
 
 def percent(share: float) -> str:

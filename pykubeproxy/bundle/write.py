@@ -90,13 +90,19 @@ class Member(NamedTuple):
     packed: bytes = b""
 
 
-def collected(sections: Iterable[BundleSection], most_bytes: int = MOST_BYTES) -> Iterator[Member]:
-    """Yield each file when it has been collected. Any failure costs its own section only."""
+def collected(
+    sections: Iterable[BundleSection],
+    most_bytes: int = MOST_BYTES,
+    fatal: tuple[type[Exception], ...] = (),
+) -> Iterator[Member]:
+    """Yield each file when it has been collected. Any failure costs its own section only, unless it is `fatal`."""
     for section in sections:
         content = Content(most_bytes)
         try:
             section.collect(content)
             packed = content.packed()
+        except fatal:
+            raise
         except Exception as error:
             yield Member(BundledFile(section.name, section.source, error=_reason(error)))
         else:

@@ -293,7 +293,7 @@ def _names_of(
         ports=[
             PortName(*service.key, name, "")
             for service in services
-            for name in [port.name for port in service.ports] or [""]
+            for name in [port.name or str(port.port) for port in service.ports] or [""]
         ],
         pods=[Key(namespace, endpoint.pod) for namespace, endpoint in endpoints if endpoint.pod],
         nodes=nodes,

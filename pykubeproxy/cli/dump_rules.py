@@ -26,7 +26,7 @@ from pykubeproxy.cli.terminal import echo_line, echo_notes, echo_styled
 from pykubeproxy.inspect.dump.model import ServiceView, services_of
 from pykubeproxy.inspect.dump.render_rules import node_listing
 from pykubeproxy.inspect.dump.report import DumpedNode, DumpReport, dumped, rates, service_blocks
-from pykubeproxy.inspect.node import NodeRules, NodeSource, NodeState, Question, UnknownNode
+from pykubeproxy.inspect.node import NodeSource, NodeState, Question, UnknownNode
 from pykubeproxy.inspect.targets import ServiceFilter, is_service_name
 from pykubeproxy.objects import Family
 from pykubeproxy.report.text import text
@@ -95,7 +95,10 @@ def dump_rules(
 @command(
     "dump-rules",
     short_help="Show services, endpoints and shares in the rules of nodes.",
-    exit_codes={0: "The rules are shown.", 2: "Wrong usage or a failure, also on one node."},
+    exit_codes={
+        0: "The rules are shown.",
+        2: "Wrong usage or a failure, also on one node; or no node has rules for SERVICE.",
+    },
 )
 @click.argument("service", default="", shell_complete=services)
 @_output
@@ -125,38 +128,41 @@ def dump_rules_of_nodes(
         query = msgspec.structs.replace(query, namespace=cluster.namespace(namespace))
     with selected_nodes(cluster, nodes) as (access, wanted):
         found = cluster_source(access, wanted).nodes(Question(families, query, counters=True, nftables=True))
-        unread = _show(found, query, output, required=False)
-    if any(not node.by_design for node in unread):
+        shown, unread = _show(found, query, output, required=False)
+    if any(not node.by_design for node in unread) or (service and not shown):
         raise SystemExit(NOT_ANSWERED)
 
 
 def _show(
     nodes: Iterable[NodeState | UnknownNode], query: ServiceFilter, output: str, *, required: bool
-) -> Sequence[UnknownNode]:
+) -> tuple[bool, Sequence[UnknownNode]]:
     """Print the matching services of nodes, ordered by name; with `-o rules`, as soon as a node has been read.
 
-    Return the nodes that could not be read; their reasons, and remarks, go to standard error. Raises TooManyRules, and
-    ClickException if a `required` service has no rules on a node.
+    Return whether there are any, and the nodes that could not be read; their reasons, and remarks, go to standard error.
+    Raises TooManyRules, and ClickException if a `required` service has no rules on a node.
     """
     answers: list[DumpedNode] = []
     unread: list[UnknownNode] = []
+    notes: dict[str, Sequence[str]] = {}
+    shown = False
     for found in nodes:
         answer = dumped(found, query)
         if isinstance(found, UnknownNode):
-            echo_line(f"{found.name}: {found.reason}", err=True)
+            notes[found.name] = (found.reason,)
             unread.append(found)
         else:
-            echo_notes({found.name if found.origin.pod else "": found.remarks})
-            if not answer.services:
-                _report_none(query, found.origin.place, found.rules.values() if required else None)
+            shown |= bool(answer.services)
+            none = () if answer.services else (_no_rules(query, found, required=required),)
+            notes[found.name if found.origin.pod else ""] = (*found.remarks, *none)
         if output != "rules":
             answers.append(answer)
         elif isinstance(found, NodeState):
             # In the order in which nodes answer: the rules of many nodes are too large to keep.
             _show_rules(found, answer.title, query)
+    echo_notes(notes)
     if output != "rules":
         emit(DumpReport(nodes=tuple(sorted(answers, key=lambda node: natural(node.node or "")))), output)
-    return unread
+    return shown, unread
 
 
 def _show_rules(found: NodeState, title: str, query: ServiceFilter) -> None:
@@ -181,7 +187,7 @@ def _watch(source: NodeSource, question: Question, *, required: bool) -> None:
 
     views, found = read()
     if not views:
-        _report_none(question.service, found.origin.place, found.rules.values() if required else None)
+        echo_line(_no_rules(question.service, found, required=required), err=True)
     echo_line(f"Counting for {_INTERVAL:.0f} s at a time; press Ctrl-C to end.", err=True)
     now = time.monotonic()
     try:
@@ -199,18 +205,17 @@ def _watch(source: NodeSource, question: Question, *, required: bool) -> None:
         return
 
 
-def _report_none(query: ServiceFilter, place: str, required_in: Iterable[NodeRules] | None) -> None:
-    """Print to standard error that there are no rules. Raises ClickException if they are required in some tables."""
-    if required_in is not None:
-        known = services_of(required_in)
-        advice = suggestion(f"{query.namespace}/{query.name}", sorted(str(service.key) for service in known))
-        otherwise = "run dump-rules without SERVICE to list the services that have"
-        raise click.ClickException(f"there are no rules for {query} {place}; {advice or otherwise}")
-    named = (
-        str(query)
-        if query.name
-        else f"services of namespace {query.namespace}"
-        if query.namespace
-        else "services"
-    )
-    echo_line(f"There are no rules for {named} {place}.", err=True)
+def _no_rules(query: ServiceFilter, node: NodeState, *, required: bool) -> str:
+    """Say that a node has no such rules, and which Service is meant. Raises ClickException if they are `required`."""
+    where = (
+        "" if node.origin.pod else f" {node.origin.place}"
+    )  # a note about a pod's node begins with its name
+    if not query.name:
+        of = f" of namespace {query.namespace}" if query.namespace else ""
+        return f"there are no rules for services{of}{where}"
+    known = sorted(str(service.key) for service in services_of(node.rules.values()))
+    advice = suggestion(f"{query.namespace}/{query.name}", known)
+    if required:
+        advice = advice or "run dump-rules without SERVICE to list the services that have"
+        raise click.ClickException(f"there are no rules for {query}{where}; {advice}")
+    return f"there are no rules for {query}{where}" + (f"; {advice}" if advice else "")

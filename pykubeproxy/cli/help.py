@@ -51,6 +51,8 @@ _USUAL_CODES = {
 _SHOW_FLAGS = "pykubeproxy.cli.help.show_flags"
 # Above this width, the second column of options begins on the next line.
 _COLUMN = 30
+# No line is broken here.
+_HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
 _Row = tuple[str, str]
 
@@ -71,8 +73,27 @@ class Option(click.Option):
         self.group = group
 
 
+class _Formatter(click.HelpFormatter):
+    """Break lines between words, never at the hyphen of an option."""
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.replace("-", _HYPHEN))
+
+    def write_dl(self, rows: Iterable[_Row], col_max: int = 30, col_spacing: int = 2) -> None:
+        super().write_dl([(term, text.replace("-", _HYPHEN)) for term, text in rows], col_max, col_spacing)
+
+    def getvalue(self) -> str:
+        return super().getvalue().replace(_HYPHEN, "-")
+
+
+class _Context(click.Context):
+    formatter_class = _Formatter
+
+
 class _Documented(click.Command):
     """A command with examples, which its docstring has after a line with \\b."""
+
+    context_class = _Context
 
     def __init__(
         self,
@@ -132,7 +153,7 @@ class Command(_Documented):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes."""
         with formatter.section("Exit codes"):
-            formatter.write_dl([(str(code), text) for code, text in self.exit_codes.items()])
+            formatter.write_dl([(str(code), text) for code, text in sorted(self.exit_codes.items())])
         super().format_epilog(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -85,7 +85,10 @@ class LazyGroup(Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            error.message = fitted_error(error.message)  # type: ignore[misc]  # what click prints
+            before, found, _ = error.format_message().partition(
+                error.message
+            )  # such as "Invalid value for …: "
+            error.message = fitted_error(error.message, f"Error: {before if found else ''}")  # type: ignore[misc]
             raise
         except MemoryError:
             raise NotAnswered(

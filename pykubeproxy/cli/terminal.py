@@ -54,18 +54,21 @@ def columns(file: TextIO) -> int:
     return min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
 
 
-def fitted_error(message: str) -> str:
-    """Return the message of an error in one printable line; on a terminal, in lines broken between words."""
+def fitted_error(message: str, before: str = _ERROR) -> str:
+    """Return the message of an error in one printable line; on a terminal, in lines broken between words.
+
+    `before` is printed in front of it.
+    """
     text = printable(message)
     out = unguarded(sys.stderr)
     if out is None or not out.isatty():
         return text
-    return "\n".join(wrapped(_ERROR + text, "", "  ", columns(sys.stderr))).removeprefix(_ERROR)
+    return "\n".join(wrapped(before + text, "", "  ", columns(sys.stderr))).removeprefix(before)
 
 
 def echo_line(text: str, err: bool = False) -> None:
-    """Print one line to standard output or error."""
-    click.echo(printable(text), err=err)
+    """Print one line to standard output, or a message to standard error, which a terminal breaks between words."""
+    click.echo(fitted_error(text, "") if err else printable(text), err=err)
 
 
 def echo_notes(notes: Mapping[str, Sequence[str]]) -> None:

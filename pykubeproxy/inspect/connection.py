@@ -456,8 +456,8 @@ def _check_served(service: Service, target: Target, directory: Directory) -> Non
         pods = [pod for pod in directory.pods_of(service.key) if pod.ready]
         names = listed([f"pod/{pod.key}" for pod in pods], _MOST_PODS)
         raise Unresolved(
-            f"{target.without_port} is headless: clients connect to its pods, without a proxy; trace to"
-            f" {names or 'one of its pods'}"
+            f"{target.without_port} is headless: clients connect to its pods, without a proxy; trace to one of"
+            f" {names or 'its pods'}, with :PORT"
         )
 
 

@@ -122,5 +122,5 @@ def _table(nodes: Iterable[ProxyStatus], now: float, *, wide: bool) -> Table:
                 tuple(below),
             )
         )
-    header = ("NODE", "PROXY", "MODE", "STATE", "RESTARTS", "SINCE", *(["POD"] if wide else []))
+    header = ("NODE", "PROXY", "MODE", "STATE", "RESTARTS", "UP", *(["POD"] if wide else []))
     return Table(rows, header, frozenset([4]))

@@ -137,9 +137,11 @@ def _root(url: str) -> str:
 
 def _refused(url: str, status: int) -> str:
     """Say why a server at a URL refuses a page of the agent, "" if that is not known."""
-    if status == 404 and urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost"):
+    if status not in (404, 406):
+        return ""
+    if urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost"):
         return "; another program answers there, such as kube-proxy"
-    return f"; {_LOOPBACK_ONLY}" if status in (404, 406) else ""
+    return f"; {_LOOPBACK_ONLY}"
 
 
 def _reason(error: Exception) -> str:

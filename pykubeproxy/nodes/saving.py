@@ -31,14 +31,17 @@ from pykubeproxy.pages import servicez
 from pykubeproxy.pages.servicez import NodeObjects, ObjectDocument
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.failures import Failure
-from pykubeproxy.sources.pods import ContainerRef, NotInImage, run_in_pod
+from pykubeproxy.sources.failures import Failure, Forbidden
+from pykubeproxy.sources.pods import CommandTimedOut, ContainerRef, NotInImage, run_in_pod
 from pykubeproxy.wording import one_line
 
 # The limits of `pykubeproxy bundle` in a pod, whose commands have limits of their own.
 _SECONDS = 300.0
 _MOST_BYTES = 512 << 20
 _BUNDLE = ("pykubeproxy", "bundle", "-o", "-")
+_SILENCE = 30.0  # of a program that prints tables
+# Other commands in the same pod would fail in the same way.
+_FATAL = (CommandTimedOut, Forbidden)
 
 
 class WrittenBundle(NamedTuple):
@@ -173,7 +176,7 @@ def _make(
     path: Path,
     with_flows: bool,
 ) -> tuple[BundledFile, ...]:
-    """Make a bundle here of what the programs in a pod print. Raises _NoTables, OSError."""
+    """Make a bundle here of what the programs in a pod print. Raises _NoTables, Failure, OSError."""
     others = [
         _section(client, container, NFT_RULESET, ("nft", "-j", "list", "ruleset")),
         objects,
@@ -182,7 +185,7 @@ def _make(
         others.insert(
             1, BundleSection(FLOWS, f"conntrack in pod {container}", partial(_flows, client, container))
         )
-    members = (*_tables(client, container), *collected(others))
+    members = (*_tables(client, container), *collected(others, fatal=_FATAL))
     with new_file(path) as file:
         write_bundle(file, about, members)
     # Images of kube-proxy have no nft before 1.31.
@@ -193,7 +196,9 @@ def _tables(client: Client, container: ContainerRef) -> Sequence[Member]:
     found: Sequence[Member] = ()
     for names in (BACKEND_TABLES, PLAIN_TABLES):
         commands = ((name, (name.removesuffix(".txt"), "-c")) for name in names)
-        found = tuple(collected(_section(client, container, *command) for command in commands))
+        found = tuple(
+            collected((_section(client, container, *command) for command in commands), fatal=_FATAL)
+        )
         if not all(entry.file.error for entry in found):
             return found
     raise _NoTables(found[0].file.error)
@@ -206,7 +211,7 @@ def _section(client: Client, container: ContainerRef, name: str, command: tuple[
 
 
 def _run(client: Client, container: ContainerRef, command: tuple[str, ...], content: Content) -> None:
-    ended = run_in_pod(client, container, command, write=content.write)
+    ended = run_in_pod(client, container, command, write=content.write, silence=_SILENCE)
     if ended.exit_code:
         reason = one_line(ended.errors) or f"exit status {ended.exit_code}"
         raise Failure(f"{command[0]} in pod {container} failed: {reason}")

@@ -115,7 +115,9 @@ def _port_numbers(ports: SlicePorts, name: PortName, skipped: list[Skipped]) -> 
     if ports.has_invalid_port:
         skipped.append(Skipped(ports.slice_.name, "", SkipReason.INVALID_PORT))
     numbers = ports.numbers.get((name.port, name.protocol))
-    if numbers is None:
+    if (
+        numbers is None and ports.slice_.endpoints
+    ):  # the controller's slice of a Service without pods has no ports
         skipped.append(Skipped(ports.slice_.name, "", SkipReason.OTHER_PORT))
     for number in numbers or ():
         if number is None:

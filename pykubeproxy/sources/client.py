@@ -250,7 +250,10 @@ class Client:
     ) -> Generator[bytes, None, None]:
         with closing(transport.connect()) as connection:
             current().missing = "response from"
-            yield from conversation(connection, self.server, _headers(credentials))
+            pieces = conversation(connection, self.server, _headers(credentials))
+            yield next(pieces)
+            self.contact.heard()
+            yield from pieces
 
     def _transport_for(self, credentials: Credentials) -> Transport:
         with self._lock:

@@ -29,6 +29,7 @@ class Contact:
         self._heard = -math.inf
         # Since when a request has no answer; a pause between requests is no silence.
         self._waiting: float | None = None
+        self._requested: float | None = None  # the same, but not for a response that breaks
         self._failure = ""  # the last one since the server was heard
         self._doubted = False
         self._responses: set[Attempt] = set()
@@ -38,10 +39,13 @@ class Contact:
         """Record that a request is about to be sent."""
         if self._waiting is None:
             self._waiting = self._clock()
+        if self._requested is None:
+            self._requested = self._clock()
 
     def heard(self) -> None:
         """Record data from the server."""
-        self._heard, self._waiting, self._failure, self._doubted = self._clock(), None, "", False
+        self._heard, self._failure, self._doubted = self._clock(), "", False
+        self._waiting = self._requested = None
 
     def doubt(self, doubted: bool = True) -> None:
         """Record whether a request has no answer although open responses are acknowledged: a balancer may do that."""
@@ -75,6 +79,10 @@ class Contact:
         if unacknowledged is None:
             return 0.0 if self._waiting is None else now - self._waiting
         return now - max(self._heard, -math.inf if self._doubted else now - unacknowledged)
+
+    def unanswered(self) -> float:
+        """Return for how many seconds a request has had no answer."""
+        return 0.0 if self._requested is None else self._clock() - self._requested
 
     def outage(self) -> str:
         """Return why the server is unavailable, empty if it is not."""

@@ -103,7 +103,7 @@ class ApiStatus(msgspec.Struct):
 # The kind, the text and the flags of the failure for an HTTP status.
 _REFUSALS: Mapping[int, tuple[type[Failure], str, Mapping[str, bool]]] = {
     401: (Unauthorized, "the API server does not accept the credentials{}: check token or certificate", {}),
-    403: (Forbidden, "{verbs} {resource} are not permitted{}: a ClusterRole must grant them", {}),
+    403: (Forbidden, "{verbs} {resource} are not permitted{}: a role must grant them", {}),
     404: (
         NotFound,
         "the API server does not serve {resource}{}: check its URL, and that its version is 1.21 or later",

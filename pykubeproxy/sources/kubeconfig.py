@@ -288,7 +288,7 @@ def _check(cluster: KubeconfigCluster, user: KubeconfigUser) -> None:
             (user.token or user.token_file) and (user.username or user.password)
         ),
         "exec and auth-provider exclude each other": user.exec and user.auth_provider,
-        "as-uid, as-groups and as-user-extra need as": (
+        "as-uid, as-groups (--as-group) and as-user-extra need as (--as)": (
             not user.as_ and (user.as_uid or user.as_groups or user.as_user_extra)
         ),
     }

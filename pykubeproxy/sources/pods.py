@@ -96,6 +96,10 @@ class ContainerRef(NamedTuple):
         return f"{self.namespace}/{self.pod}"
 
 
+class CommandTimedOut(Failure):
+    """A command wrote nothing for too long, or did not end in time."""
+
+
 class NotInImage(Failure):
     """The container's image has no such program."""
 
@@ -121,7 +125,7 @@ def run_in_pod(
     """Run a command; pass its output to `write` piece by piece, or return it without that.
 
     The command has `seconds` to end, may write nothing for `silence` seconds, and may write `max_bytes`. Raises Failure,
-    among them NotInImage, Forbidden and NotFound.
+    among them CommandTimedOut, NotInImage, Forbidden and NotFound.
     """
     output, errors, status, size = bytearray(), bytearray(), bytearray(), 0
     write = write or output.extend
@@ -146,7 +150,7 @@ def run_in_pod(
                 problem = (
                     f"wrote nothing for {silence:.0f} s" if silent else f"did not end within {seconds:.0f} s"
                 )
-                raise Failure(f"{command[0]} in pod {container} {problem}") from None
+                raise CommandTimedOut(f"{command[0]} in pod {container} {problem}") from None
             if not status:
                 raise
     text = errors.decode(errors="replace")

@@ -214,7 +214,7 @@ def _help(path: tuple[str, ...], command: click.Command) -> str:
     """Return the help of a command."""
     command = copy.copy(command)
     command._help_option = None  # click caches the option of the first caller, which may be another test
-    context = click.Context(
+    context = command.context_class(
         command, info_name=" ".join(path), terminal_width=100, help_option_names=["-h", "--help"]
     )
     return command.get_help(context)

@@ -40,6 +40,7 @@ def test_wrapped() -> None:
         ("default/web", ["shop/web", "default/other"], "did you mean shop/web?"),
         ("b/wbe", ["a/web", "b/web"], "did you mean b/web or a/web?"),
         ("scal", ["scale", "time-out"], "did you mean scale?"),
+        ("web-9", ["web-3", "web-1", "web-2"], "did you mean web-1, web-2 or web-3?"),
         ("zzz", ["default/web"], ""),
     ],
 )

@@ -106,18 +106,20 @@ class CheckReport(Report, frozen=True):
 
     def blocks(self, *, wide: bool) -> Iterator[Block]:
         """Return problems and advice of each node, and a summary; `wide` shows what passed or was skipped too."""
+        above: Sequence[Finding] = ()
         for one in self.nodes:
             # Of another node, what is skipped shows that nobody could read it.
             passed = (Level.OK, Level.SKIP) if one.configuration else (Level.OK,)
             shown = [check for check in one.checks if wide or check.level not in passed or check.advice]
             if len(self.nodes) > 1 or not one.configuration:
-                if wide:
+                if wide or shown or above:
                     yield GAP
                 without = "" if shown else ": no problems"
                 yield Heading(one.node, rest=f"  {one.proxy or 'no pod of a proxy'}{without}")
             yield Table(
                 [_row(check) for check in shown], ("LEVEL", "CHECK", "RESULT") if wide and shown else ()
             )
+            above = shown
             if one.configuration:
                 yield GAP
                 yield Sentence(f"Configuration: {one.configuration}.")

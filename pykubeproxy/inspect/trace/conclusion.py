@@ -87,7 +87,7 @@ def conclusion(answer: Answer) -> str:
         return _through_nodes(answer)
     (way,) = answer.ways
     sentence = _alone(answer, way)
-    if way.others and way.follows_objects:
+    if way.others and way.follows_objects and not way.unread:
         sentence += f" The same should happen through {counted(len(way.others), 'other node')}."
     return sentence
 

@@ -118,7 +118,7 @@ def ends_of_way(way: TracedWay) -> Iterator[Block]:
         yield Sentence(f"through {nodes}: they {serve} (from EndpointSlices; rules not read)")
         return
     if way.unread:
-        yield Section(Sentence(f"the rules of {shown_node(way.node)} are unknown: {way.unread}"))
+        yield Sentence(f"unknown: the rules of {shown_node(way.node)}")
         return
     rows = [Row((percent(end.probability), end.text)) for end in way.ends[:_ENDS]]
     if more := way.ends[_ENDS:]:
@@ -131,10 +131,11 @@ def ends_of_way(way: TracedWay) -> Iterator[Block]:
 
 
 def _nodes_on_the_way(way: TracedWay, wide: bool) -> Iterator[Block]:
-    """Yield a section about each node; nodes with the same answer come together."""
+    """Yield a section about each node that is read; the conclusion names the others. Equal answers come together."""
     visits: dict[tuple[str, str], list[TracedVisit]] = {}
     for visit in way.visits:
-        visits.setdefault((visit.node, visit.role), []).append(visit)
+        if visit.unread is None:
+            visits.setdefault((visit.node, visit.role), []).append(visit)
     sections: dict[tuple[str, ...], tuple[list[str], str, list[Block]]] = {}
     for (node, role), some in visits.items():
         blocks = list(on_node(some, wide))

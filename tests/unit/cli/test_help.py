@@ -1,5 +1,6 @@
 """--help in a terminal of 80 columns."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -196,3 +197,12 @@ def test_each_command_names_its_exit_codes(group: click.Group) -> None:
     for path, one_command in one_commands:
         text = one_command.get_help(click.Context(one_command, info_name=" ".join(path)))
         assert "Exit codes:\n  0  " in text, path
+
+
+@pytest.mark.parametrize("group", [main, plugin], ids=["node", "plugin"])
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_line_of_help_ends_within_a_word(group: click.Group, width: int) -> None:
+    """A reader copies names such as --sync-period."""
+    for path, one in walk(group):
+        context = one.context_class(one, info_name=" ".join(path), terminal_width=width)
+        assert not re.search(r"\w-$", one.get_help(context), re.MULTILINE), path

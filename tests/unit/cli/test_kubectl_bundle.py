@@ -133,6 +133,18 @@ def test_pod_without_programs_is_named(cluster: RemoteNodes) -> None:
     assert not list(Path().glob("*.gz"))
 
 
+def test_silent_pod_is_asked_once(
+    cluster: RemoteNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kubelet hangs, other programs would be silent too."""
+    program, asked = tmp_path / "programs" / "p1" / "iptables-nft-save", tmp_path / "asked"
+    program.write_text(f"#!/bin/sh\necho >> {asked}\nexec /bin/sleep 60\n")
+    monkeypatch.setattr(saving, "_SILENCE", 1.0)
+    result = invoke("bundle", "--node", "n1", code=2)
+    assert result.stderr == "n1: iptables-nft-save in pod kube-system/p1 wrote nothing for 1 s\n"
+    assert asked.read_text() == "\n"
+
+
 def test_interrupted_command_leaves_no_files(cluster: RemoteNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that write bundles are abandoned on Ctrl-C."""
 

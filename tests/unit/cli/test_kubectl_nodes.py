@@ -120,8 +120,8 @@ def test_dump_rules_of_a_service(cluster: RemoteNodes) -> None:
     assert "default/web" in invoke("dump-rules", "web", "--node", "n1").stdout
     for name in ("default/web", "svc/web:http", "web.default:80"):
         assert "default/web" in invoke("dump-rules", name, "--node", "n1").stdout
-    result = invoke("dump-rules", "web", "--node", "n1", "-n", "other")
-    assert result.stderr == "There are no rules for other/web on node n1.\n"
+    result = invoke("dump-rules", "web", "--node", "n1", "-n", "other", code=2)
+    assert result.stderr == "n1: there are no rules for other/web; did you mean default/web?\n"
     assert "-A KUBE-SVC-A" in invoke("dump-rules", "web", "--node", "n1", "-o", "rules").stdout
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 
 import click
 import msgspec
@@ -165,18 +166,20 @@ def test_other_server(serve: Serve, body: bytes) -> None:
     assert "is not an agent of this pykubeproxy version" in result.stderr
 
 
-def test_error_status(serve: Serve) -> None:
-    """A status other than 200 is an error."""
-    result = asked("--url", at(serve, b"", 404))
-    assert (result.exit_code, "returned status 404; another program answers there" in result.stderr) == (
-        2,
-        True,
-    )
+@pytest.mark.parametrize("status", [404, 406])
+def test_error_status(serve: Serve, status: int) -> None:
+    """kube-proxy has such a page too; it refuses JSON with status 406."""
+    result = asked("--url", at(serve, b"", status))
+    assert result.exit_code == 2
+    assert f"returned status {status}; another program answers there" in result.stderr
 
 
-def test_a_page_for_the_node_is_refused_elsewhere(serve: Serve) -> None:
+def test_a_page_for_the_node_is_refused_elsewhere(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kubernetes' status 406: the agent answers clients over loopback only."""
-    result = asked("--url", at(serve, b"", 406))
+    url = at(serve, b"", 406).replace("127.0.0.1", "node1.test")
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda _, *rest: resolve("127.0.0.1", *rest))
+    result = asked("--url", url)
     assert (result.exit_code, "over loopback only" in result.stderr) == (2, True)
 
 

@@ -246,6 +246,12 @@ def test_slices_of_the_other_family_are_skipped() -> None:
     assert output == ["slice six: it is of the other address family"]
 
 
+def test_the_slice_of_a_service_without_pods_is_not_named() -> None:
+    """The controller makes one without endpoints and ports."""
+    port = web(service(), slice_of(ports=()))
+    assert port.skipped == ()
+
+
 def test_skipped_entries_name_their_slice() -> None:
     port = web(service(), slice_of("10.0.0.1", endpoint(""), name="s1"))
     assert [skip_message(it) for it in port.skipped] == ["an endpoint in slice s1: it has no address"]

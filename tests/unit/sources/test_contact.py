@@ -147,6 +147,16 @@ def test_a_broken_connection_counts_from_its_last_acknowledgement(world: World, 
     assert [line["silence"] for line in logged] == ["10.0s"]
 
 
+def test_a_response_that_breaks_is_no_request_without_an_answer(world: World) -> None:
+    """A kubelet that hangs is no silent API server."""
+    world.after(4)
+    assert world.contact.unanswered() == 4
+    world.contact.heard()
+    world.after(30)
+    world.contact.failed(Unreachable("no data", persistent=True), world.now)
+    assert world.contact.unanswered() == 0
+
+
 def test_missing_acknowledgements_are_an_outage(world: World, logged: Lines) -> None:
     """Long before the connection breaks; the first one ends it."""
     with world.watch():

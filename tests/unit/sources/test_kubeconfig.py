@@ -201,7 +201,7 @@ def test_an_empty_token_does_not_keep_the_plugin_from_running(tmp_path: Path) ->
             {"exec": {"command": "x"}, "auth-provider": {"name": "oidc"}},
             "exec and auth-provider exclude",
         ),
-        (HTTPS, {"as-groups": ["a"]}, "as-uid, as-groups and as-user-extra need as"),
+        (HTTPS, {"as-groups": ["a"]}, "as-uid, as-groups .--as-group. and as-user-extra need as .--as."),
         (HTTPS, {"as": "me", "as-user-extra": {"a": [1]}}, "Expected `str`, got `int`"),
         (HTTPS | {"disable-compression": "true"}, {}, "cannot use kubeconfig .*disable-compression"),
         (HTTPS | {"proxy-url": "socks4://p"}, {}, "cannot use proxy-url socks4://p"),
