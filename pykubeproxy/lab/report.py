@@ -270,7 +270,11 @@ class LabReport(Report, frozen=True, kw_only=True):
             case "fabric":
                 return f"API server {self.api}"
             case "node":
-                return f"{host.proxy} running, pid {host.agent}" if host.agent else f"the lab's {host.proxy} stopped"
+                return (
+                    f"{host.proxy} running, pid {host.agent}"
+                    if host.agent
+                    else f"the lab's {host.proxy} stopped"
+                )
             case _:
                 return host.state or ""
 
