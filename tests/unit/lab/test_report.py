@@ -86,7 +86,7 @@ def test_wide_adds_the_kinds_of_hosts_and_the_time_of_scenarios() -> None:
     assert lines[2:5] == [
         ["HOST", "KIND", "NODE", "IPV4", "IPV6", "STATE"],
         ["node1", "node", "10.0.0.11", "fd00:10::11", "agent", "running,", "pid", "7"],
-        ["node2", "node", "10.0.0.12", "fd00:10::12", "kube-proxy", "stopped"],
+        ["node2", "node", "10.0.0.12", "fd00:10::12", "the", "lab's", "kube-proxy", "stopped"],
     ]
     demo = report.DemoReport(lab="lab", backend="nft", ok=False, seconds=2.5, scenarios=(result("b", "oh"),))
     assert text(demo.blocks(wide=True)).splitlines()[:2] == [
