@@ -96,6 +96,8 @@ def named_faults(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 yield "link", text
             case "not-listening":
                 yield "port", text
+            case "lost" if "nothing listens at" in text:
+                yield "port", text
             case "reply-lost" | "reply-unmatched":
                 yield "asymmetric", text
             case "mtu":
