@@ -42,7 +42,7 @@ class Options(NamedTuple):
     idle: float = 600.0
     load: float = 600.0
     packets: int = 1000
-    recorded: int = 10
+    recorded: int = 4
     steps: int = 100
     grace: float = 5.0
     commands: int = 5
