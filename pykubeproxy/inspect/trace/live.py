@@ -208,10 +208,9 @@ def _expected(evidence: Evidence) -> dict[str, float]:
 
 
 def _odd_share(evidence: Evidence, shares: Counter[str]) -> str:
-    """Return the end whose share chance does not explain."""
+    """Return the end whose share chance does not explain; "" if some probes may have gone to any end."""
     sticky = any(step.affinity for visit in evidence.way.visits for step in visit.steps)
-    known = {name: number for name, number in shares.items() if name != _NO_ENTRY}
-    return unlikely_share(_expected(evidence), known) if known and not sticky else ""
+    return "" if sticky or shares[_NO_ENTRY] else unlikely_share(_expected(evidence), shares)
 
 
 def _odd(evidence: Evidence, name: str, number: int) -> LiveCause:

@@ -226,7 +226,7 @@ def test_a_stale_endpoint_that_fails_agrees() -> None:
     assert "out of date" in text(found.trace.blocks(wide=False))
 
 
-@pytest.mark.parametrize(("refused", "expected"), [(10, LiveVerdict.FAILS), (20, LiveVerdict.DIFFERS)])
+@pytest.mark.parametrize(("refused", "expected"), [(8, LiveVerdict.FAILS), (20, LiveVerdict.DIFFERS)])
 def test_refusals_without_entries_agree_with_stale_endpoints_of_their_share(
     refused: int, expected: LiveVerdict
 ) -> None:
