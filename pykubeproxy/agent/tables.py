@@ -189,17 +189,19 @@ class FamilyTables:
         keys = rendered | portions.keys()
         with self._head_start(live, keys, context) as ahead:
             resolution = resolve(cluster, keys, self._applied, context, portions, ahead.add)
-        if ahead.options != resolution.context.options:
-            ahead.fail()
-        self.quarantine.resolved(resolution.services, resolution.oversized, resolution.kept)
-        stopwatch.lap("resolve")
+            if ahead.options != resolution.context.options:
+                ahead.fail()
+            self.quarantine.resolved(resolution.services, resolution.oversized, resolution.kept)
+            stopwatch.lap("resolve")
+            desired = self._desired(resolution, live, ahead.ports)
+            growing: frozenset[PortName] = frozenset()
+            if len(turn) == 1:
+                desired, growing = self._growing(desired, turn)
+            update = self._applied.update_to(desired)
+            stopwatch.lap("compare")
+        if ahead.failure:
+            desired = self._desired(resolution, live, ahead.ports)
         self._applied.hold_ports(ahead.ports.values())
-        desired = self._desired(resolution, live, ahead.ports)
-        growing: frozenset[PortName] = frozenset()
-        if len(turn) == 1:
-            desired, growing = self._growing(desired, turn)
-        update = self._applied.update_to(desired)
-        stopwatch.lap("compare")
         try:
             written = write_update(
                 self._tables, update, self._chains_per_block, work.drift, self._progress, ahead.failure
