@@ -90,7 +90,7 @@ The `--help` of each command. Commands that need the configuration accept the fl
 | code | meaning |
 | --- | --- |
 | 0 | answered, and nothing differs or is wrong |
-| 1 | answered, and something differs or is wrong: only `diff`, `check`, `status` and `lab demo` |
+| 1 | answered, and something differs or is wrong: only `diff`, `check`, `status`, `lab demo`, and `trace --live`, which also exits with 3 if rules and reality differ |
 | 2 | not answered: wrong usage or a failure |
 | 130 | ended by Ctrl-C; `dump-rules --watch` and `lab demo --keep`, which end by it, exit with 0 |
 | 141 | ended because nobody reads its output any more, as in a pipe to `head` |
