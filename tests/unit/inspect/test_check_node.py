@@ -150,7 +150,7 @@ def test_two_proxies_that_write_rules_fail(running: list[Process], level: Level)
     assert checks.proxies(running).level is level
 
 
-@pytest.mark.parametrize("page", ["migrate/canary.md", "migrate/replace.md", "operations/index.md"])
+@pytest.mark.parametrize("page", ["migrate/canary.md", "operations/index.md"])
 def test_guides_and_check_say_the_same_about_kube_proxy_beside_the_agent(page: str) -> None:
     """Operators find one answer wherever they look."""
     text = " ".join((DOCS / page).read_text().split())
