@@ -13,6 +13,9 @@ class Family(enum.Enum):
     IPV4 = "IPv4"
     IPV6 = "IPv6"
 
+    # That of Enum is a Python function, and each object has a family.
+    __hash__ = object.__hash__
+
 
 class Protocol(enum.Enum):
     """A transport protocol, spelled as in Kubernetes."""
