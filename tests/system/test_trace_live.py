@@ -35,7 +35,7 @@ SHOWN = {
     "mtu": (("mtu", "the MTU between node1 and node2 is smaller"), ("mtu", "the MTU on the way is smaller")),
     "stale": (("as-predicted", "sends the others to endpoints that have gone"), None),
     # The agent on node1 cannot be asked about the pod: connections to it are new, too.
-    "conntrack": (("table-full", "whose conntrack table is full"), None),
+    "conntrack": (("table-full", "its conntrack table is full"), None),
 }
 
 
