@@ -3,6 +3,8 @@
 import os
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,8 @@ def kubectl(lab: Lab, *arguments: str, given: str = "") -> subprocess.CompletedP
     """Run kubectl with `given` as its input; the caller has entered a namespace of the lab's clients."""
     environment = {
         **os.environ,
+        # Outside pytest, it may lack the folder of the plugin.
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(lab.directory.path),  # its cache
         "KUBECONFIG": str(lab.directory.kubeconfig),
     }
