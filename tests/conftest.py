@@ -1,6 +1,7 @@
 """Fixtures and hooks for all tests."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from hypothesis import settings
 
 # As in an activated environment: tests find programs of the development dependencies, such as kubectl.
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+# A shell starts commands in the background with SIGINT ignored, which children would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples have no deadline; in CI they are the same every time.
 settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)
