@@ -256,11 +256,15 @@ def shared_chain(
 
 def rules_by_chain(ports: Iterable[Entries]) -> dict[ChainKey, Rules]:
     """Return the rules of service ports in each shared chain."""
-    found: dict[ChainKey, Rules] = {}
+    found: dict[ChainKey, list[Rules]] = {}
     for entries in ports:
         for key, rules in entries:
-            found[key] = (*found[key], *rules) if key in found else rules
-    return found
+            found.setdefault(key, []).append(rules)
+    # Most Services have one port.
+    return {
+        key: some[0] if len(some) == 1 else tuple([text for rules in some for text in rules])
+        for key, some in found.items()
+    }
 
 
 class _AddressGroup(msgspec.Struct, frozen=True):

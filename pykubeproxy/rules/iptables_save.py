@@ -260,4 +260,4 @@ def parse_target(text: str) -> str:
 
 def without_comment(text: str) -> str:
     """Return a rule's text without its comment."""
-    return _COMMENT.sub("", text).strip() if "--comment" in text else text
+    return (_COMMENT.sub("", text) if "--comment" in text else text).strip()
