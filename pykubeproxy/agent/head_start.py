@@ -23,10 +23,10 @@ LEAST_SERVICES = 1000
 
 
 class HeadStart:
-    """Own chains of service ports, for tables without any of ours; not of ports in `quarantine`.
+    """Write the own chains of service ports to tables without any of ours, except those of ports in `quarantine`.
 
-    `ports` are those of which all chains are written at the end. A port with more chains than a block should have is not
-    among them, and after a `failure` there are none. Without a session there are none, either.
+    `ports` are the ports whose chains are all written at the end. It lacks a port with more chains than a block should
+    have, and is empty after a `failure` or without a session.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class HeadStart:
         self._quarantine = quarantine
         self._least = chains_per_block
         self._progress = progress
-        fixed = skeleton.fixed_chains(options).items()
+        fixed = skeleton.fixed_chains(options).items() if session else ()
         self._waiting = [Chain(key, rules) for key, rules in fixed if key.table == "nat"]
 
     def add(self, ports: Iterable[ResolvedPort]) -> None:

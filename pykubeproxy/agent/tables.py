@@ -231,12 +231,16 @@ class FamilyTables:
         self, live: Ruleset | None, services: Collection[Key], context: RuleContext
     ) -> AbstractContextManager[HeadStart]:
         """Return a head start if many Services meet tables without their chains; not on legacy, where it takes longer."""
+        if (
+            live is None
+            or self._chains_per_block is None
+            or len(services) < LEAST_SERVICES
+            or any(map(is_owned, live.chains))
+        ):
+            return nullcontext(HeadStart(None, context.options))
         options = msgspec.structs.replace(context.options, large_cluster=True)
-        is_empty = live is not None and not any(map(is_owned, live.chains))
-        if is_empty and self._chains_per_block is not None and len(services) >= LEAST_SERVICES:
-            quarantine = self.quarantine.rejected()
-            return head_start(self._tables, options, quarantine, self._chains_per_block, self._progress)
-        return nullcontext(HeadStart(None, options))
+        quarantine = self.quarantine.rejected()
+        return head_start(self._tables, options, quarantine, self._chains_per_block, self._progress)
 
     def _adopt_live_tables(self) -> Ruleset:
         live = self._reader.read(TABLES).live

@@ -29,7 +29,7 @@ _NO_TABLE = "unable to initialize table"
 # How much of a command line errors show, in characters.
 _LONGEST_COMMAND = 100
 # For each new chain name libxtables searches the names it knows, in 512 lists that only grow. A fresh command for this
-# many characters saves a fifth of the time with 55,000 chains, and nothing less than that.
+# many characters saves a fifth of the time with 55,000 chains.
 _TEXT_PER_COMMAND = 3_000_000
 _END_OF_BLOCK = "COMMIT\n"
 # How many characters to keep before the newest text, to explain a failure. iptables names a line that it has just read

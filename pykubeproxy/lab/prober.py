@@ -18,9 +18,9 @@ from typing import NamedTuple
 from pykubeproxy.lab.network import Namespace
 from pykubeproxy.objects import address_and_port
 
-# Use source ports in turn, between the lab's listening ports and the node ports. A port from which a Service was
-# tried before its rules existed fails for two minutes: conntrack keeps the untranslated connection.
-# Below those of the probes of trace --live, which would meet entries in TIME_WAIT.
+# Use source ports in turn, between the lab's listening ports and those of trace --live, whose probes would meet entries in
+# TIME_WAIT. A port from which a Service was tried before its rules existed fails for two minutes: conntrack keeps the
+# untranslated connection.
 _PORTS = itertools.cycle(range(11000, 20000))
 _REQUEST = b"GET / HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n"
 _KINDS = {
