@@ -1,4 +1,7 @@
-"""Generate the reference pages and a picture from the code: `python -m tests.docs.reference`."""
+"""The generated parts of the documentation: reference pages, JSON Schemas and pictures, from the code.
+
+`tests/docs/hooks.py` inserts them while MkDocs builds the site. They are not in git.
+"""
 
 import copy
 import functools
@@ -22,139 +25,20 @@ from pykubeproxy.inspect.trace.svg import svg
 from pykubeproxy.report.document import Report
 from pykubeproxy.services.ports import FrontendKind
 from tests.docs import json_reference
-from tests.docs.pages import DOCS
 from tests.docs.states import states_of_tables
 from tests.fakes.three_nodes import ThreeNodes
 
-_MARK = "<!-- Generated from the code by `make docs`. Do not edit: changes are overwritten. -->"
 _ZERO = {
     Zero.COUNTS: "",
     Zero.DEFAULT_IN_FILE: "in a file, {} means the default",
     Zero.DEFAULT: "{} means the default",
 }
-_CONFIGURATION = f"""# Configuration reference
-
-{_MARK}
-
-pykubeproxy reads kube-proxy's configuration file, a `KubeProxyConfiguration` of `kubeproxy.config.k8s.io/v1alpha1`, and
-accepts kube-proxy's flags. pykubeproxy's own settings are under the key `pykubeproxy:` of the same file.
-
-```yaml
-apiVersion: kubeproxy.config.k8s.io/v1alpha1
-kind: KubeProxyConfiguration
-clusterCIDR: 10.244.0.0/16
-iptables:
-  minSyncPeriod: 1s
-pykubeproxy:
-  iptablesBackend: auto
-  dispatch: auto
-```
-
-**File and flags.** With `--config`, flags have no effect, as with kube-proxy, except those marked *also with a file*,
-which override the file.
-
-**Changes.** The agent reads the configuration only when it starts. When a program writes another text to the file, or
-replaces it by a rename, the agent exits with code 1, and its supervisor restarts it. With the manifests, a changed configuration restarts
-the agents, some nodes at a time, as described in [operations](../operations/index.md#change-the-configuration).
-
-**Newer files and mistakes.** The agent ignores what it can do without, logs `configuration warning`, and starts. So an
-older agent starts with the file of a newer one. It exits if a default might misdirect packets:
-
-| in the file | the agent |
-| --- | --- |
-| an unknown or misspelt field | ignores it and logs a warning, as kube-proxy does |
-| an invalid value of a setting without effect (but for `showHiddenMetricsForVersion`), or of one marked *an invalid value is a warning* | ignores it and logs a warning; the default counts |
-| an invalid value of any other setting, such as an unknown `mode`, `detectLocalMode` or `iptablesBackend` | exits at its start with one line that names the field and the valid values |
-| another `kind` or `apiVersion` (keys in any case), a section that is not a mapping, text that is not YAML | exits at its start with one line that gives the reason |
-
-An unknown flag is an error, and so is an invalid value of a flag that has an effect.
-
-**Values.** The agent accepts the values that kube-proxy accepts. Scalars follow the YAML rules of kubectl and kube-proxy:
-`yes` and `on` are booleans, `010` is eight, and `8.0` is a whole number. Only the first document counts. A file that
-starts with `{{` is JSON, where `8.0` is not a whole number. Durations have Go's format, with a unit: `500ms`, `30s`,
-`1h30m`. IP addresses may have leading zeros: `010.0.0.0/8` is `10.0.0.0/8`. Where 0 or an empty value means the default,
-the entry says so; kubeadm writes such values into its ConfigMap.
-
-A running agent shows its configuration at `http://127.0.0.1:10249/configz` and its flags at `/flagz`, with values as given.
-`pykubeproxy run --write-config-to FILE` writes the configuration file for the given flags.
-"""
-_COMMANDS = f"""# Commands
-
-{_MARK}
-
-The `--help` of each command. Commands that need the configuration accept the flags of [`run`](#pykubeproxy-run) too;
-`--help-all` shows them. [Configuration](configuration.md) explains them.
-
-## Exit codes
-
-| code | meaning |
-| --- | --- |
-| 0 | answered, and nothing differs or is wrong |
-| 1 | answered, and something differs or is wrong: only `diff`, `check`, `status`, `lab demo`, and `trace --live`, which also exits with 3 if rules and reality differ |
-| 2 | not answered: wrong usage or a failure |
-| 130 | ended by Ctrl-C; `dump-rules --watch` and `lab demo --keep`, which end by it, exit with 0 |
-| 141 | ended because nobody reads its output any more, as in a pipe to `head` |
-
-`run` and `cleanup` exit with 1 for a failure, as kube-proxy does, and with 2 for wrong usage, where kube-proxy exits with 1
-too. `run --once` exits with 3 if another pykubeproxy runs on the node.
-
-Output has colors only on a terminal; set `NO_COLOR` to turn them off.
-"""
-_METRICS = f"""# Metrics
-
-{_MARK}
-
-The agent serves these metrics at `http://127.0.0.1:10249/metrics` (`metricsBindAddress`). kube-proxy's metrics keep their
-names and stability level, so panels and alerts about them work unchanged; those of its libraries
-[are missing](../differences.md#missing). The names of additional metrics begin with `pykubeproxy_`. Counters start at 0;
-other metrics with labels appear with their first sample. Durations are in seconds, times in seconds since 1970. The agent also serves most of the usual
-`process_*` metrics.
-
-`/metrics/slis` has `kubernetes_healthcheck` and `kubernetes_healthchecks_total`, which count requests of `/healthz` on the
-same address. Responses are compressed for clients that accept gzip.
-"""
-_JSON = f"""# JSON output
-
-{_MARK}
-
-With `-o json`, commands print a JSON document of version `pykubeproxy/v1`. Later releases may add keys and reasons to this
-version, but do not change the meaning of existing ones. If an entry has both, `reason` is for programs and stable, and
-`message` is for people. Each report has an `apiVersion`, a `kind`, a JSON Schema and an example, in which lists end after two
-entries and long texts after 200 characters. `-o yaml` prints the same as YAML.
-"""
-_BUNDLE = f"""# Bundles
-
-{_MARK}
-
-A bundle is one file with the rules, settings and objects of a node. `pykubeproxy bundle` makes it on the node;
-`dump-rules`, `trace`, `diff`, `explain` and `status` read it with `--bundle`, on any machine.
-
-It is a tar, compressed with gzip, of one folder `pykubeproxy-bundle-NODE-TIME`. A bundle may lack any file but the
-manifest. Readers ignore unknown files, so later versions may add some, and folders, so a bundle that was unpacked and
-packed again is one too. A reader refuses a bundle with a higher `format` than it knows.
-
-## Files
-"""
-_NOT_IN_BUNDLE = """## What a bundle does not have
-
-- no Secrets, tokens, keys or passwords: the configuration names a kubeconfig, whose contents are not read; user and
-  password of URLs are removed wherever they occur
-- no annotations, labels or other text of objects, only the fields that decide about rules
-- without `--flows`, no addresses from connection tracking but those of Services, with numbers of connections
-- no environment, command lines, logs, or contents of pods
-
-It does have the names and addresses of Services, pods, nodes and interfaces, and the zones of endpoints. It has all
-rules of other programs with their comments, in which people may have written anything: look through them before you
-publish a bundle.
-
-## Manifest
-"""
 
 
-def configuration() -> str:
-    """Return docs/reference/configuration.md."""
+def settings() -> str:
+    """Return the settings and flags, by topic."""
     effective = [setting for setting in SETTINGS if setting.attribute]
-    parts = [_CONFIGURATION]
+    parts: list[str] = []
     for topic in Topic:
         if entries := [_entry(setting) for setting in effective if topic_of(setting) is topic]:
             parts += [f"## {topic}\n", *entries]
@@ -190,8 +74,8 @@ def _entry(setting: Setting) -> str:
 
 
 def commands() -> str:
-    """Return docs/reference/commands.md."""
-    parts = [_COMMANDS]
+    """Return the help of each command."""
+    parts: list[str] = []
     programs = (walk(main, ("pykubeproxy",)), walk(plugin, ("kubectl", "pykubeproxy")))
     for path, command in itertools.chain(*programs):
         parts.append(f"## {' '.join(path)}\n")
@@ -221,13 +105,13 @@ def _help(path: tuple[str, ...], command: click.Command) -> str:
 
 
 def metrics() -> str:
-    """Return docs/reference/metrics.md."""
+    """Return the tables of metrics, by type."""
     families = Metrics(lambda _: 0).registry.collect()
     ours = sorted(
         (metric for metric in families if not metric.name.startswith("process_")),
         key=lambda metric: (metric.type, metric.name),
     )
-    parts = [_METRICS]
+    parts: list[str] = []
     for kind, metrics in itertools.groupby(ours, lambda metric: metric.type):
         suffix = "_total" if kind == "counter" else ""
         rows = (
@@ -246,16 +130,20 @@ def _labels(name: str) -> str:
     return ", ".join(f"`{label}`" for label in labels)
 
 
-def json_forms() -> str:
-    """Return docs/reference/json.md, from the types of reports."""
-    return "\n".join([_JSON, *json_reference.pages()])
+def reports() -> str:
+    """Return the kinds of JSON documents, from the types of reports."""
+    return "\n".join(json_reference.pages())
 
 
-def bundle() -> str:
-    """Return docs/reference/bundle.md."""
+def bundle_files() -> str:
+    """Return the table of the files in a bundle."""
     rows = ((f"`{name}`", f"{text[0].upper()}{text[1:]}.") for name, text in layout.FILES.items())
-    manifest = json_reference.section(layout.Manifest)
-    return "\n".join([_BUNDLE, _table(("file", "what it holds"), rows), _NOT_IN_BUNDLE, *manifest])
+    return _table(("file", "what it holds"), rows)
+
+
+def bundle_manifest() -> str:
+    """Return the keys of a bundle's manifest."""
+    return "\n".join(json_reference.section(layout.Manifest))
 
 
 def _code(text: str, prefix: str = "") -> str:
@@ -268,7 +156,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def traced_path() -> str:
-    """Return docs/assets/trace.svg: a pod connects to a Service of which it is an endpoint."""
+    """Return the picture of a pod that connects to a Service of which it is an endpoint."""
     to = TracedDestination("TCP", "10.96.1.1", 80, "ns1/web:http", FrontendKind.CLUSTER_IP)
     return svg(ThreeNodes("clusterip-three").trace("10.244.1.11", to), wide=False)
 
@@ -277,12 +165,17 @@ def _schema(report: type[Report]) -> str:
     return json.dumps(json_reference.schema(report), indent=2, ensure_ascii=False) + "\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {
-    "reference/configuration.md": configuration,
-    "reference/commands.md": commands,
-    "reference/metrics.md": metrics,
-    "reference/json.md": json_forms,
-    "reference/bundle.md": bundle,
+# The parts of pages, by the name in their marker `<!-- generated: NAME -->`.
+PARTS: dict[str, Callable[[], str]] = {
+    "settings": settings,
+    "commands": commands,
+    "metrics": metrics,
+    "reports": reports,
+    "bundle files": bundle_files,
+    "bundle manifest": bundle_manifest,
+}
+# Whole files, by their path in docs/.
+FILES: dict[str, Callable[[], str]] = {
     "assets/trace.svg": traced_path,
     "assets/work.svg": states_of_tables,
     **{
@@ -290,15 +183,3 @@ PAGES: dict[str, Callable[[], str]] = {
         for report in json_reference.REPORTS
     },
 }
-
-
-def write() -> None:
-    """Write all generated pages and pictures."""
-    (DOCS / "reference").mkdir(exist_ok=True)
-    for name, make in PAGES.items():
-        (DOCS / name).parent.mkdir(exist_ok=True)
-        (DOCS / name).write_text(make())
-
-
-if __name__ == "__main__":
-    write()

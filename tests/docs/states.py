@@ -13,7 +13,7 @@ _STYLE = (
 
 
 def states_of_tables() -> str:
-    """Return docs/assets/work.svg: the states, and what moves from one to another."""
+    """Return the picture of the states, and of what moves from one to another."""
     states = [*TRANSITIONS]
     shapes: list[str] = []
     for number, state in enumerate(states):

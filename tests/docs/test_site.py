@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.docs.pages import DOCS, ROOT
+from tests.docs.reference import FILES
 from tests.fakes.browser import browse, needs_browser
 
 # What a browser fetches by itself; links that readers follow are no matter.
@@ -58,7 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The theme tells of itself on stderr otherwise.
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
@@ -69,6 +70,10 @@ def test_every_page_is_there(site: Path) -> None:
     """Each page in Markdown has become one of the site."""
     for page in DOCS.rglob("*.md"):
         assert (site / page.relative_to(DOCS).with_suffix(".html")).exists()
+
+
+def test_generated_files_are_there(site: Path) -> None:
+    assert [name for name in FILES if not (site / name).exists()] == []
 
 
 def test_nothing_comes_from_elsewhere(site: Path) -> None:
