@@ -10,14 +10,14 @@ FROM ${BASE} AS build
 ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN apt-get update \
     && apt-get install -y -q --no-install-recommends gcc libc6-dev python3-dev python3-venv
-COPY requirements.txt requirements-build.txt /src/
+COPY requirements/build.txt requirements/node.txt /src/requirements/
 # /opt/build has the build tools; /opt/pykubeproxy is shipped and has no pip. python-iptables is built from source.
 RUN python3 -m venv /opt/build \
-    && /opt/build/bin/pip install -q --require-hashes -r /src/requirements-build.txt \
+    && /opt/build/bin/pip install -q --require-hashes -r /src/requirements/build.txt \
     && python3 -m venv --without-pip /opt/pykubeproxy
 # Without debug information (-g0) the build of python-iptables is reproducible.
 RUN PATH=/opt/build/bin:$PATH CFLAGS=-g0 /opt/build/bin/pip wheel -q --require-hashes --no-build-isolation \
-        -w /opt/wheels -r /src/requirements.txt
+        -w /opt/wheels -r /src/requirements/node.txt
 COPY pyproject.toml README.md LICENSE /src/
 COPY pykubeproxy /src/pykubeproxy
 # The lab is a development tool that runs from a checkout.

@@ -1,5 +1,6 @@
 # make run: demonstration in a cluster of network namespaces.  make check: fast tests.  make test: all tests.
-# They first install missing Debian packages and set up .venv. They use sudo unless root runs them.
+# They first install the Debian packages and the Python packages that they need and miss, the latter in .venv, in the locked
+# versions. They use sudo unless root runs them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -8,8 +9,8 @@ SHELL := /bin/bash
 # Without compiled modules, each process that the tests start takes twice the CPU time.
 unexport PYTHONDONTWRITEBYTECODE
 
-PYTHON ?= $(shell tests/setup/python.sh)
 VENV := .venv
+LOCK := requirements
 BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
@@ -17,26 +18,31 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: system
-system: ## install missing Debian packages
-	@tests/setup/packages.sh
-
 .PHONY: venv
-venv: $(VENV)/.ready ## set up .venv with pykubeproxy and its tools
+venv: $(VENV)/.lab ## set up .venv with pykubeproxy, its lab and kubectl
 
-$(VENV)/.ready: pyproject.toml pykubeproxy/__init__.py | system
-	@echo "Installing pykubeproxy, kubectl and the tools of tests and documentation in $(VENV), in about a minute"
-	@python3_path=$$(tests/setup/python.sh) && "$$python3_path" -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install --editable '.[lab]' --group dev
+# Each of these files says that .venv has the packages of a target.
+LAB := $(LOCK)/build.txt $(LOCK)/node.txt $(LOCK)/lab.txt $(LOCK)/kubectl.txt
+$(VENV)/.lab: pyproject.toml pykubeproxy/__init__.py $(LAB) | system-lab
+	@tests/setup/step.sh "Installing pykubeproxy in $(VENV)" tests/setup/venv.sh $(VENV) $(LAB)
 	@touch $@
 
+$(VENV)/.%: $(LOCK)/%.txt $(VENV)/.lab
+	@tests/setup/step.sh "Installing the tools of requirements/$*.txt in $(VENV)" \
+		$(BIN)/python -m pip install --progress-bar=off --no-deps --require-hashes --requirement $<
+	@touch $@
+
+$(VENV)/.docs: | $(VENV)/.check
+
+system-%:
+	@tests/setup/packages.sh $*
+
 .PHONY: run
-run: venv ## run the demonstration: every scenario with real packets
+run: $(VENV)/.lab ## run the demonstration: every scenario with real packets
 	$(SUDO) tests/setup/root.sh $(BIN)/pykubeproxy lab demo
 
 .PHONY: lint
-lint: venv ## check style, types and import layers
+lint: | system-check $(VENV)/.check ## check style, types and import layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -48,47 +54,50 @@ lint: venv ## check style, types and import layers
 	git ls-files '.github/ISSUE_TEMPLATE/[bf]*.yml' | xargs $(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms
 
 .PHONY: check
-check: lint ## lint, then run the fast unit tests (1 minute)
+check: lint ## lint, then run the fast unit tests
 	$(BIN)/python -m pytest -n 2 -m 'not root and not hypothesis' tests/unit
 
 # pytest compiles the tests once, so that not each of its workers does. This and mypy take one core each.
 .PHONY: compile
-compile: venv
+compile: $(VENV)/.docs
 	$(BIN)/python -m pytest --collect-only --quiet >/dev/null || true
 
 .PHONY: test
-test: ## lint, then run all tests; they use network namespaces of their own
+test: | system-test $(VENV)/.docs ## lint, then run all tests
 	$(MAKE) --jobs=2 lint compile
-	$(SUDO) tests/setup/root.sh $(BIN)/python -m pytest -n 6 --dist worksteal
+	$(MAKE) pytest
+
+.PHONY: pytest
+pytest: | system-test $(VENV)/.docs ## run all tests; they use network namespaces of their own
+	$(SUDO) tests/setup/root.sh tests/setup/isolated.sh $(BIN)/python -m pytest -n 6 --dist worksteal
 
 .PHONY: test-iptables
-test-iptables: venv ## run the tests of the kernel with another iptables, built from source: VERSION=1.8.7 or 1.8.11
+test-iptables: $(VENV)/.check ## run the tests of the kernel with another iptables, built from source: VERSION=1.8.7 or 1.8.11
 	$(SUDO) tests/setup/root.sh tests/setup/iptables.sh "$(VERSION)" $(BIN)/python -m pytest -n 2 tests/kernel
 
 .PHONY: coverage
-coverage: venv ## measure which lines the unit tests run; table in build/coverage.md
+coverage: $(VENV)/.check $(VENV)/.coverage ## measure which lines the unit tests run; table in build/coverage.md
 	mkdir -p build
-	$(BIN)/python -m pip install --quiet --group coverage
 	$(BIN)/python -m pytest -n 2 -m 'not root and not hypothesis' --cov=pykubeproxy --cov-report=markdown:build/coverage.md tests/unit
 
 .PHONY: bench
-bench: venv ## measure starts, changes, memory and first packets (3 hours; OPTIONS="--only shapes")
+bench: $(VENV)/.check ## measure starts, changes, memory and first packets (3 hours; OPTIONS="--only shapes")
 	$(SUDO) $(BIN)/python -m tests.bench $(OPTIONS)
 
 .PHONY: bench-fleet
-bench-fleet: venv ## measure kubectl pykubeproxy with 500 simulated nodes (2 minutes)
+bench-fleet: $(VENV)/.check ## measure kubectl pykubeproxy with 500 simulated nodes (2 minutes)
 	$(BIN)/python -m tests.bench.fleet
 
 .PHONY: soak
-soak: venv ## run changes, faults and traffic together (4 minutes)
+soak: $(VENV)/.check ## run changes, faults and traffic together (4 minutes)
 	$(SUDO) $(BIN)/python -m tests.soak
 
 .PHONY: handover
-handover: venv ## open a million connections while the proxy of a node is handed over; none may fail (15 minutes)
+handover: $(VENV)/.check ## open a million connections while the proxy of a node is handed over; none may fail (15 minutes)
 	$(SUDO) $(BIN)/python -m tests.handover
 
 .PHONY: fuzz
-fuzz: venv ## feed broken input to all parsers, let a hostile tenant change objects, and break a lab (10 minutes)
+fuzz: $(VENV)/.check ## feed broken input to all parsers, let a hostile tenant change objects, and break a lab (10 minutes)
 	$(BIN)/python -m tests.fuzz
 	$(SUDO) $(BIN)/python -m tests.fuzz.adversary
 	$(SUDO) env PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python -m tests.fuzz.faults
@@ -97,17 +106,16 @@ fuzz: venv ## feed broken input to all parsers, let a hostile tenant change obje
 COMMIT_DATE = $(shell git log -1 --format=%ct)
 
 .PHONY: image
-image: venv ## build the image with podman, test it and leave it there; bill of materials in dist/ (2 minutes)
+image: | system-image $(VENV)/.check ## build the image with podman, test it and leave it there; bill of materials in dist/ (2 minutes)
 	mkdir -p dist
 	$(SUDO) env SOURCE_DATE_EPOCH=$(COMMIT_DATE) $(BIN)/python -m tests.image $(OPTIONS)
 
 .PHONY: docs
-docs: venv ## build the documentation in build/docs and its reference pages from the code
-	$(BIN)/python -m tests.docs.reference
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+docs: $(VENV)/.docs ## build the documentation in build/docs, with the reference from the code
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 .PHONY: man
-man: venv ## write the man pages to build/man: man build/man/pykubeproxy-trace.1
+man: $(VENV)/.check ## write the man pages to build/man: man build/man/pykubeproxy-trace.1
 	$(BIN)/python -m tests.docs.man build/man
 
 .PHONY: serve
@@ -115,28 +123,30 @@ serve: docs ## build the documentation and serve it at http://127.0.0.1:8000, wi
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs
 
 .PHONY: dist
-dist: venv ## build sdist, wheel with its bill of materials, plugin in one file and Helm chart in dist/; test packages
+dist: $(VENV)/.docs $(VENV)/.dist ## build sdist, wheel with its bill of materials, plugin in one file, Helm chart and documentation in dist/; test packages
 	rm -rf dist
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-build.txt
 	SOURCE_DATE_EPOCH=$(COMMIT_DATE) $(BIN)/hatchling build
 	SOURCE_DATE_EPOCH=$(COMMIT_DATE) tests/setup/of-wheel.sh
 	SOURCE_DATE_EPOCH=$(COMMIT_DATE) tests/setup/plugin.sh
 	SOURCE_DATE_EPOCH=$(COMMIT_DATE) PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python -m tests.chart build/chart dist/
+	SOURCE_DATE_EPOCH=$(COMMIT_DATE) $(MAKE) docs
+	tar --create --directory build/docs --sort=name --owner=0 --group=0 --numeric-owner --mode=go=u-w \
+		--mtime="@$(COMMIT_DATE)" . | gzip --no-name >"dist/pykubeproxy-$$($(BIN)/hatchling version)-docs.tar.gz"
 	tests/setup/try-dist.sh
 
 .PHONY: chart
-chart: venv ## write the Helm chart to build/chart and test it with Helm
-	$(BIN)/python -m pip install --quiet --group helm
+chart: $(VENV)/.check $(VENV)/.helm ## write the Helm chart to build/chart and test it with Helm
 	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python -m tests.chart build/chart
 	$(BIN)/python -m pytest tests/unit/manifests/test_chart.py
 
-LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --upgrade
-
 .PHONY: lock
-lock: venv ## renew the pinned versions and hashes of the image
-	$(BIN)/python -m pip install --quiet --group release
-	$(BIN)/uv pip compile $(LOCK) --extra node -o requirements.txt pyproject.toml
-	$(BIN)/uv pip compile $(LOCK) -o requirements-build.txt --group build
+lock: $(VENV)/.lock ## renew the locked versions in requirements/
+	tests/setup/lock.sh requirements
+
+# The other releases are in build/, with a virtual environment of their own.
+.PHONY: test-releases
+test-releases: $(VENV)/.lock ## run all tests with other releases than the locked ones: RELEASES=newest or lowest
+	tests/setup/releases.sh "$(RELEASES)"
 
 .PHONY: clean
 clean: ## remove .venv, build results and caches

@@ -57,11 +57,11 @@ def current_python(_folder: Path) -> str:
 def image_python(folder: Path, venvs: Path = _HERE / "build/bench") -> str:
     """Return an interpreter that has only the packages of the checkout's image.
 
-    The first use installs them, in some 20 s; later ones reuse them while requirements.txt is unchanged. Raise NoRevision.
+    The first use installs them, in some 20 s; later ones reuse them while the lock is unchanged. Raise NoRevision.
     """
-    requirements = folder / "requirements.txt"
+    requirements = folder / "requirements/node.txt"
     if not requirements.is_file():
-        raise NoRevision(f"{folder} has no requirements.txt, which names the packages of the image")
+        raise NoRevision(f"{folder} has no requirements/node.txt, which names the packages of the image")
     key = hashlib.sha256(sys.version.encode() + requirements.read_bytes()).hexdigest()[:12]
     venv = venvs / f"venv-{key}"
     python, complete = venv / "bin/python", venv / ".complete"

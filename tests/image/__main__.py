@@ -111,7 +111,7 @@ def _write_bill(root: Path, file: Path) -> None:
     _say(f"writing {file.name}")
     file.write_text(sbom.image(root))
     listed = {item["purl"].partition("?")[0] for item in json.loads(file.read_text())["components"]}
-    pinned = re.findall(r"^([\w.-]+)==(\S+)", (PROJECT / "requirements.txt").read_text(), re.MULTILINE)
+    pinned = re.findall(r"^([\w.-]+)==(\S+)", (PROJECT / "requirements/node.txt").read_text(), re.MULTILINE)
     python = {item for item in listed if item.startswith("pkg:pypi/")} - {
         f"pkg:pypi/pykubeproxy@{pykubeproxy.__version__}"
     }

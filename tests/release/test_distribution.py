@@ -62,7 +62,7 @@ def test_sdist_has_sources_and_tests(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[1]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     assert {"pyproject.toml", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "mkdocs.yml"} <= names
-    assert {"tests/conftest.py", "tests/setup/packages.sh", "docs/index.md", "requirements.txt"} <= names
+    assert {"tests/conftest.py", "tests/setup/packages.sh", "docs/index.md", "requirements/node.txt"} <= names
     assert not [name for name in names if name.startswith((".venv/", "build/", "dist/", ".git/"))]
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 

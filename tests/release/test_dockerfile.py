@@ -49,7 +49,7 @@ def test_python_packages_are_pinned_by_hash(stages: list[list[Step]]) -> None:
     for command in commands:
         if re.search(r"pip (wheel|install)|pip --python \S+ install", command):
             assert "--require-hashes" in command or "--no-deps" in command, command
-    for name in ("requirements.txt", "requirements-build.txt"):
+    for name in ("requirements/node.txt", "requirements/build.txt"):
         for rest in ("".join(step) for step in steps((PROJECT / name).read_text())):
             assert re.match(r"[\w.\-]+(\[\w+\])?==\S+", rest), rest
             assert "--hash=sha256:" in rest, rest

@@ -1,9 +1,11 @@
 """The scripts of tests, manifests and vagrant, with fake tools."""
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,42 +15,104 @@ import yaml
 
 import pykubeproxy
 from pykubeproxy.config import load
+from tests.fakes.waiting import PATIENCE, eventually
 from tests.unit.manifests.overlays import MANIFESTS
 
-SCRIPT = Path(__file__).parents[1] / "setup/packages.sh"
+SETUP = Path(__file__).parents[1] / "setup"
 
 
-def installed(folder: Path, missing: str, *commands: str) -> list[str]:
-    """Run the script where Debian's package `missing` is missing. Return the names of the packages it installs."""
-    fakes = {
-        "dpkg-query": f'[ "$4" = {missing} ] || printf installed',
-        "sudo": 'exec "$@"',
-        "apt-get": f'[ "$1" = update ] || echo "$@" >{folder}/log',
-        **dict.fromkeys(commands, "true"),
-    }
-    for name, body in fakes.items():
-        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
-        (folder / name).chmod(0o755)
-    for name in ("bash", "id", "sh"):
-        (folder / name).symlink_to(f"/bin/{name}" if name != "id" else "/usr/bin/id")
-    subprocess.run(["/bin/bash", SCRIPT], env={**os.environ, "PATH": str(folder)}, check=True)
+def executable(path: Path, body: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def installed(folder: Path, purpose: str, missing: str, *commands: str) -> list[str]:
+    """Run packages.sh where Debian's package `missing` is missing. Return the names of the packages it installs."""
+    shutil.copy(SETUP / "packages.sh", folder)
+    executable(folder / "step.sh", f'printf "%s\\n" "$@" >{folder}/log')
+    executable(folder / "dpkg-query", f'[ "$4" = {missing} ] || printf installed')
+    for name in commands:
+        executable(folder / name, "true")
+    for name in ("bash", "dirname", "id", "sh"):
+        (folder / name).symlink_to(shutil.which(name) or "")
+    subprocess.run([folder / "packages.sh", purpose], env={"PATH": str(folder)}, check=True)
     log = folder / "log"
-    words = log.read_text().split() if log.exists() else []
-    return [word for word in words[words.index("install") + 1 :] if not word.startswith("-")] if words else []
+    words = log.read_text().splitlines() if log.exists() else []
+    return words[words.index("sh", words.index("sh") + 1) + 1 :] if words else []
 
 
-@pytest.mark.parametrize("missing", ["podman", "nftables"])
-def test_missing_packages_are_installed(tmp_path: Path, missing: str) -> None:
-    assert installed(tmp_path, missing, "runc") == [missing]
+@pytest.mark.parametrize(
+    ("missing", "purposes"),
+    [
+        ("nftables", {"lab", "check", "test", "image"}),
+        ("shellcheck", {"check", "test"}),
+        ("groff-base", {"test"}),
+        ("podman", {"image"}),
+        ("runc", {"image"}),
+    ],
+)
+@pytest.mark.parametrize("purpose", ["lab", "check", "test", "image"])
+def test_only_the_packages_of_a_purpose_are_installed(
+    tmp_path: Path, missing: str, purposes: set[str], purpose: str
+) -> None:
+    assert installed(tmp_path, purpose, missing) == [missing] * (purpose in purposes)
 
 
 def test_runc_of_docker_stays(tmp_path: Path) -> None:
     """Debian's runc conflicts with Docker's containerd.io, which has a runc of its own."""
-    assert installed(tmp_path, "runc", "runc") == []
+    assert installed(tmp_path, "image", "runc", "runc") == []
 
 
-def test_runc_is_installed_without_docker(tmp_path: Path) -> None:
-    assert installed(tmp_path, "runc") == ["runc"]
+def step(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run step.sh of a project in that folder."""
+    (folder / "tests/setup").mkdir(parents=True)
+    command = [shutil.copy(SETUP / "step.sh", folder / "tests/setup"), "Installing it", "sh", "-c", script]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_output_of_a_step_goes_to_the_log(tmp_path: Path) -> None:
+    done = step(tmp_path, "echo out; echo wrong >&2")
+    assert (done.returncode, done.stdout) == (0, "Installing it; the log is build/setup.log\n")
+    assert (tmp_path / "build/setup.log").read_text() == "== Installing it\nout\nwrong\n"
+
+
+def test_a_slow_step_says_how_far_it_is(tmp_path: Path) -> None:
+    assert "5 s: halfway\n" in step(tmp_path, "echo halfway; sleep 6").stdout
+
+
+def test_a_failed_step_shows_the_end_of_the_log(tmp_path: Path) -> None:
+    done = step(tmp_path, "seq 100; exit 7")
+    assert done.returncode == 7
+    assert done.stderr.splitlines() == [
+        *map(str, range(81, 101)),
+        "Installing it failed with status 7; build/setup.log has all output",
+    ]
+
+
+def processes(words: str) -> list[str]:
+    """Return the command lines that contain these words."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(file.read_text().replace("\0", " "))
+    return [line for line in found if words in line]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, None])
+def test_nothing_is_left_of_isolated_commands(tmp_path: Path, number: signal.Signals | None) -> None:
+    """Neither processes nor network namespaces, although they are detached: when a signal ends the script, and without."""
+    ready = tmp_path / "ready"
+    seconds = f"600.{os.getpid()}"
+    script = f"ip netns add isolated; setsid sleep {seconds} & touch {ready}; [ -z '{number or ''}' ] || wait"
+    process = subprocess.Popen([SETUP / "isolated.sh", "bash", "-c", script])
+    eventually(lambda: ready.exists() or process.poll() is not None)
+    if number:
+        process.send_signal(number)
+    assert process.wait(PATIENCE) == (-number if number is signal.SIGKILL else 143 if number else 0)
+    eventually(lambda: not processes(f"sleep {seconds}"))
+    assert not Path("/run/netns/isolated").exists()
 
 
 PROJECT = Path(__file__).parents[2]

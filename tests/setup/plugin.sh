@@ -15,7 +15,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cp LICENSE "$folder"
 {
-    cat requirements.txt
+    cat requirements/node.txt
     echo "pykubeproxy==$version --hash=sha256:$(sha256sum <"$wheel" | cut -d ' ' -f 1)"
 } >"$folder/constraints.txt"
 sed -e "s|VERSION|$version|" -e "s|PROJECT|$project|" tests/setup/krew.yaml >"$manifest"

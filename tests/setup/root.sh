@@ -5,9 +5,7 @@ set -eu
 if grep -qE '^([^ ]+ ){4}/ ' /proc/self/mountinfo; then
     exec "$@"
 fi
-root=$(mktemp -d)
-trap 'rmdir "$root"' EXIT
 # shellcheck disable=SC2016 # the inner shell expands these
-unshare --mount --propagation unchanged bash -c '
-    mount --rbind / "$0"
-    exec chroot "$0" env --chdir="$PWD" "$@"' "$root" "$@"
+exec unshare --mount --propagation unchanged bash -c '
+    mount --rbind / /mnt
+    exec chroot /mnt env --chdir="$PWD" "$@"' bash "$@"

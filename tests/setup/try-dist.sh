@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 program=$folder/venv/bin/pykubeproxy
-for file in dist/*.whl dist/pykubeproxy-*.tar.gz; do
+for file in dist/*.whl dist/pykubeproxy-*[0-9].tar.gz; do
     python=$(tests/setup/python.sh)
     "$python" -m venv --clear "$folder/venv"
     install=("$folder/venv/bin/pip" install --quiet --disable-pip-version-check)
