@@ -29,6 +29,24 @@ _LONGEST = (
 # fmt: on
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # not in a worker of xdist
+        config.pluginmanager.register(_PrintFailures(config))
+
+
+class _PrintFailures:
+    """Print the name and the reason of each failure as it happens; the tracebacks come at the end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and (terminal := self._config.pluginmanager.get_plugin("terminalreporter")):
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = crash.message if crash else report.longreprtext
+            terminal.write_line(f"\nFAILED {report.nodeid}: {reason.partition(chr(10))[0]}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = _slow_tests_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     if os.geteuid() == 0:

@@ -30,7 +30,7 @@ from pykubeproxy.lab.pods import (
 from pykubeproxy.lab.prober import Prober, ProbeTarget
 
 API_PORT = 6443
-TIMEOUT = 15.0
+TIMEOUT = 120.0
 _SERVICES, _PODS = in_namespace(SERVICES, "default"), in_namespace(PODS, "default")
 
 

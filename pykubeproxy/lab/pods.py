@@ -22,7 +22,7 @@ from pykubeproxy.lab.network import Namespace, Site
 from pykubeproxy.lab.prober import Prober, ProbeTarget
 
 WORKLOADS = Path(__file__).with_name("workloads.py")
-TIMEOUT = 10.0
+TIMEOUT = 120.0
 _CHECK_SECONDS = 1.0  # between two looks at agents and Services, which others may end and change
 _PROXY = "pykubeproxy"
 _IMAGE = f"{_PROXY}:{__version__}"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pykubeproxy.lab.machine import RunDirectory
 from pykubeproxy.lab.network import namespace_prefix
+from tests.fakes.waiting import PATIENCE
 
-PATIENCE = 120.0  # seconds for a command
 _ANY = "\N{HORIZONTAL ELLIPSIS}"
 
 

@@ -13,9 +13,9 @@ from pykubeproxy.lab import daemon
 from tests.docs.pages import Example, blocks, examples, name, pages
 from tests.docs.sessions import Session, agrees
 from tests.fakes.kubectl import needs_kubectl
+from tests.fakes.waiting import PATIENCE
 
 _numbers = itertools.count()
-PATIENCE = 30.0  # seconds
 
 
 def with_examples() -> list[object]:

@@ -22,4 +22,4 @@ def browse(folder: Path, url: str, *flags: str) -> str:
         ),
         *(f"--user-data-dir={folder / 'profile'}", *flags, url),
     )
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout

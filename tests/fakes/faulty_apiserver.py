@@ -16,6 +16,7 @@ from pykubeproxy.lab.apiserver import ApiError, ApiServer
 from pykubeproxy.lab.apiserver.__main__ import main
 from pykubeproxy.lab.apiserver.server import locate, verb_of
 from tests.fakes.disturbed_exec import disturbed, drop
+from tests.fakes.waiting import PATIENCE
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -53,13 +54,13 @@ class RequestLog:
         with self._changed:
             return self._count(verb, resource)
 
-    def wait(self, count: int, verb: str = "", resource: str = "", seconds: float = 10.0) -> None:
+    def wait(self, count: int, verb: str = "", resource: str = "") -> None:
         """Wait for a number of requests. Raise TimeoutError if they do not come in time."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._count(verb, resource) >= count, seconds):
+            if not self._changed.wait_for(lambda: self._count(verb, resource) >= count, PATIENCE):
                 kind = f"{verb} {resource}".strip() or "any"
                 raise TimeoutError(
-                    f"{self._count(verb, resource)} requests ({kind}) after {seconds} s, not {count}"
+                    f"{self._count(verb, resource)} requests ({kind}) after {PATIENCE} s, not {count}"
                 )
 
     def clear(self) -> None:

@@ -2,30 +2,15 @@
 
 import ctypes
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
 from pykubeproxy.objects import Deleted, Event, Key, Kind, Listed, Object, Updated
 from pykubeproxy.sources import Watch
+from tests.fakes.waiting import eventually
 
 State = dict[Kind, dict[Key, Object]]
-
-
-def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait for the condition; fail the test after a timeout.
-
-    Pause as long as a check takes: many checks run commands, and other tests need the processor too.
-    """
-    deadline = time.monotonic() + seconds
-    while True:
-        begun = time.monotonic()
-        if condition():
-            return
-        now = time.monotonic()
-        assert now < deadline, "the condition did not become true in time"
-        time.sleep(max(0.005, now - begun))
 
 
 class Follower:
@@ -74,9 +59,9 @@ class Follower:
         with self._lock:
             return {key.name for key in self.state.get(kind, {})}
 
-    def sees(self, *names: str, kind: Kind = Kind.SERVICE, seconds: float = 10.0) -> None:
+    def sees(self, *names: str, kind: Kind = Kind.SERVICE) -> None:
         """Wait for exactly these objects."""
-        eventually(lambda: kind in self.state and self.names(kind) == set(names), seconds)
+        eventually(lambda: kind in self.state and self.names(kind) == set(names))
 
     def lists(self, kind: Kind = Kind.SERVICE) -> int:
         """Return the number of complete lists of a kind."""

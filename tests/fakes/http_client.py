@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pykubeproxy.http import Handler, Limits
 from pykubeproxy.http.exchange import serve
+from tests.fakes.waiting import PATIENCE
 
 RECORDING = Path(__file__).parent.parent / "data" / "http.txt"
 # Headers of the connection, which the recording omits.
@@ -35,7 +36,7 @@ def fetch(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """Send one request. A compressed response is unpacked."""
-    connection = http.client.HTTPConnection(host, port, timeout=10)
+    connection = http.client.HTTPConnection(host, port, timeout=PATIENCE)
     try:
         sent = {**({"Accept": accept} if accept else {}), **(headers or {})}
         connection.request(method, path, headers=sent)
@@ -50,7 +51,7 @@ def fetch(
 
 def send_bytes(port: int, request: bytes) -> bytes:
     """Send these bytes; return everything until the server closes the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
         connection.sendall(request)
         response = bytearray()
         while piece := connection.recv(65536):

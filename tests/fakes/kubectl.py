@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy.lab.cluster import Lab
+from tests.fakes.waiting import PATIENCE
 
 KUBECTL = shutil.which("kubectl")
 NO_KUBECTL = "kubectl is not installed; on x86_64 and arm64, `make venv` installs it"
@@ -31,5 +32,5 @@ def kubectl(lab: Lab, *arguments: str, given: str = "") -> subprocess.CompletedP
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )

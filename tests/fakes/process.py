@@ -26,6 +26,7 @@ from pykubeproxy.pages.statusz import AgentStatus, PageFilter, decode
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
 from tests.fakes.http_client import fetch
+from tests.fakes.waiting import PATIENCE
 from tests.objects import endpoint, service, slice_of
 from tests.unit.agent.conftest import Serve
 
@@ -83,7 +84,7 @@ def running(
 
 def pykubeproxy(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command and return its output; `options` are those of subprocess.run."""
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=PATIENCE, **options)
 
 
 def tool(folder: Path, name: str, script: str) -> dict[str, str]:

@@ -18,8 +18,8 @@ from pykubeproxy.rules import names
 from pykubeproxy.services.ports import PortName
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.faulty_apiserver import FaultyApiServer
-from tests.fakes.follower import eventually
 from tests.fakes.process import inside_a_namespace, running
+from tests.fakes.waiting import eventually
 
 _PORT = PortName("default", "victim", "", "TCP")
 _COMMANDS = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
@@ -59,7 +59,7 @@ class Victim:
         """Return whether the rules lead to the current endpoint."""
         return all(map(self._has, Family))
 
-    def change(self, seconds: float = 120.0) -> float:
+    def change(self) -> float:
         """Replace the victim's endpoint and return after how many seconds its rules have the new one."""
         self._count += 1
         begun = time.monotonic()
@@ -67,7 +67,7 @@ class Victim:
             self.api.store.replace(made | {"endpoints": self._slice(family)["endpoints"]})
             for family, made in zip(Family, self._slices, strict=True)
         ]
-        eventually(self.is_served, seconds)
+        eventually(self.is_served)
         return time.monotonic() - begun
 
     def median_while(self, act: Callable[[], None], changes: int = 5) -> float:
@@ -152,5 +152,5 @@ def victim(
         common = ("--hostname-override=node1", f"--iptables-backend={backend}", "--master", api.url)
         with running(log, *common, *flags, environment=settings) as process:
             made.pid = process.pid
-            eventually(made.is_served, 30)
+            eventually(made.is_served)
             yield made

@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from pykubeproxy.nodes.live_firewalls import firewall_warnings
 from pykubeproxy.objects import Family
 from tests.cases import as_restore_input
 from tests.fakes.process import path_without_ip6tables
+from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.root
 
@@ -281,12 +281,9 @@ def test_a_used_port_fails_and_names_the_program(node: Runner) -> None:
 @pytest.fixture
 def kube_proxy(namespace: str) -> Iterator[int]:
     """A process with the name kube-proxy in the namespace."""
-    words = ("ip", "netns", "exec", namespace, "bash", "-c", "exec -a kube-proxy sleep 60")
+    words = ("ip", "netns", "exec", namespace, "bash", "-c", "exec -a kube-proxy sleep 600")
     with subprocess.Popen(words) as process:
-        deadline = time.monotonic() + 5
-        while not Path(f"/proc/{process.pid}/cmdline").read_text().startswith("kube-proxy\0"):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        eventually(lambda: Path(f"/proc/{process.pid}/cmdline").read_text().startswith("kube-proxy\0"))
         yield process.pid
         process.kill()
 

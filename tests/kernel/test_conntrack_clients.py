@@ -1,12 +1,13 @@
 """UDP clients that keep their source port, over real sockets, rules and conntrack entries."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from pykubeproxy.kernel import Runner
 from pykubeproxy.objects import Deleted, Family, Kind, Port, Protocol
+from tests.fakes.waiting import eventually
 from tests.kernel.flows import listed as entries
 from tests.kernel.udp_node import NODE_PORT, OTHER_VIP, VIP, UdpNode, dns, listed, pods_of, udp_node
 
@@ -18,13 +19,6 @@ def node(family: Family, tmp_path: object) -> Iterator[UdpNode]:
     """A node with pods one and two and the services dns and other; other never changes."""
     with udp_node(family, Runner((), {"XTABLES_LOCKFILE": f"{tmp_path}/lock"})) as made:
         yield made
-
-
-def wait(condition: Callable[[], bool], seconds: float = 5) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
 
 
 def flows(node: UdpNode, destination: str) -> list[str]:
@@ -65,14 +59,14 @@ def test_an_external_ip_that_is_a_node_address_disturbs_no_client_of_a_node_port
         node.family, "claimant", external_ips=(node.node_address(),), ports=ports, external_local=True
     )
     node.sync(listed(dns(node.family), claimant), pods_of(node, "pod1"))
-    wait(lambda: len(node.cleaned) == 1)
+    eventually(lambda: len(node.cleaned) == 1)
     client = node.client(node.node_address(), NODE_PORT)
     assert client.reaches("pod1")
     node.sync(
         pods_of(node, *claimed_by, service="claimant"),
         listed(dns(node.family), claimant, dns(node.family, "other")),
     )
-    wait(lambda: len(node.cleaned) == 2)
+    eventually(lambda: len(node.cleaned) == 2)
     assert node.cleaned[1] == 0
     assert client.reaches("pod1")
 
@@ -83,7 +77,7 @@ def test_service_scaled_to_zero_and_back(node: UdpNode) -> None:
     client = node.client(VIP[node.family])
     assert client.reaches("pod1")
     node.sync(pods_of(node))
-    wait(lambda: not flows(node, VIP[node.family]))
+    eventually(lambda: not flows(node, VIP[node.family]))
     assert client.ask() == ""
     node.sync(pods_of(node, "pod2"))
     assert client.reaches("pod2")
@@ -112,7 +106,7 @@ def test_deleted_service_loses_its_flows(node: UdpNode) -> None:
     clients.append(node.client(node.node_address(), NODE_PORT))
     assert all(client.reaches("pod1") for client in clients)
     node.sync(Deleted(Kind.SERVICE, dns(node.family).key))
-    wait(lambda: not flows(node, VIP[node.family]) and not flows(node, node.node_address()))
+    eventually(lambda: not flows(node, VIP[node.family]) and not flows(node, node.node_address()))
     assert flows(node, OTHER_VIP[node.family])
     assert any(f"sport={clients[2].port}" in line for line in flows(node, pod))
 
@@ -129,9 +123,9 @@ def test_other_clients_keep_their_flows(node: UdpNode) -> None:
     other = node.client(OTHER_VIP[node.family])
     assert other.reaches("pod1")
     assert 0 < len(of_one) < len(clients)
-    wait(lambda: len(node.cleaned) == 1)
+    eventually(lambda: len(node.cleaned) == 1)
     node.sync(pods_of(node, "pod2"))
-    wait(lambda: len(node.cleaned) == 2)
+    eventually(lambda: len(node.cleaned) == 2)
     left = {int(line.split("sport=")[1].split()[0]) for line in flows(node, VIP[node.family])}
     assert left == {client.port for client in clients} - of_one
     assert node.cleaned[-1] == len(of_one)
@@ -147,15 +141,15 @@ def test_service_deleted_while_the_agent_was_down(node: UdpNode) -> None:
     assert all(client.reaches("pod1") for client in (*clients, other))
     node.start()
     node.sync(listed(both[1]))
-    wait(lambda: not flows(node, VIP[node.family]) and not flows(node, node.node_address()))
+    eventually(lambda: not flows(node, VIP[node.family]) and not flows(node, node.node_address()))
     assert flows(node, OTHER_VIP[node.family])
 
 
 def test_sync_without_udp_change_reads_no_flows(node: UdpNode) -> None:
     """Syncs that change no UDP service do not read the table."""
     node.sync(listed(dns(node.family)), pods_of(node, "pod1"))
-    wait(lambda: len(node.cleaned) == 1)
+    eventually(lambda: len(node.cleaned) == 1)
     node.sync()
     node.sync(pods_of(node, "pod1"))
     node.sync(pods_of(node, "pod2"))
-    wait(lambda: len(node.cleaned) == 2)
+    eventually(lambda: len(node.cleaned) == 2)

@@ -12,6 +12,7 @@ from pykubeproxy.cli.diff import diff
 from pykubeproxy.kernel import Backend, Runner, open_iptables
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import Ruleset
+from tests.fakes.waiting import PATIENCE
 
 pytestmark = pytest.mark.root
 
@@ -40,7 +41,7 @@ class Node:
     def run_agent_once(self) -> None:
         """Have the agent write its rules once."""
         once = ["--manifests", OBJECTS, "--once", *self.options, "--conntrack-max-per-core", "0"]
-        subprocess.run([PROGRAM, "run", *once], check=True, capture_output=True, timeout=60)
+        subprocess.run([PROGRAM, "run", *once], check=True, capture_output=True, timeout=PATIENCE)
 
     def change(self, text: str, family: Family = Family.IPV4) -> None:
         open_iptables(self.backend, family).restore(text)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -32,8 +33,8 @@ from pykubeproxy.rules.drift import TableDrift
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from tests.fakes.drift import scope
-from tests.fakes.follower import eventually
 from tests.fakes.synced import SyncedFamily, flags_context
+from tests.fakes.waiting import PATIENCE, eventually
 from tests.objects import service, slice_of
 
 pytestmark = pytest.mark.root
@@ -310,7 +311,7 @@ print(*(f"{sorted(write.chains)} {write.writer}" for write in writes))
 
 
 def test_writers_are_recognized_across_pid_namespaces(inside: str) -> None:
-    """The agent's own writes are ignored; others have their pid on the node."""
+    """The agent's own writes are ignored. Others have their pid on the node, which a test in a namespace does not know."""
     command = (
         "unshare",
         "--pid",
@@ -324,10 +325,10 @@ def test_writers_are_recognized_across_pid_namespaces(inside: str) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watcher:
         assert watcher.stdout
         assert watcher.stdout.readline() == "0\n"
-        with subprocess.Popen(["iptables-nft", "-t", "nat", "-F", "KUBE-SVC-3"]) as other:
-            assert other.wait() == 0
-        out, _ = watcher.communicate("\n", timeout=30)
-    assert out == f'{[ChainKey("nat", "KUBE-SVC-3")]} "iptables-nft" (process {other.pid})\n'
+        subprocess.run(["iptables-nft", "-t", "nat", "-F", "KUBE-SVC-3"], check=True)
+        out, _ = watcher.communicate("\n", timeout=PATIENCE)
+    wanted = re.escape(f'{[ChainKey("nat", "KUBE-SVC-3")]} "iptables-nft" (process ')
+    assert re.fullmatch(wanted + r"\d+\)\n", out)
 
 
 def test_own_writes_are_not_reported(node: Node) -> None:
@@ -364,7 +365,7 @@ def test_a_watch_that_failed_after_our_own_write_reports_others(
         node.watch.command_started(other.pid)
         assert other.stdin
         other.stdin.write(b"\n")
-    eventually(lambda: bool(node.external_writes), 5)
+    eventually(lambda: bool(node.external_writes))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -14,7 +14,7 @@ from pyroute2 import netns
 
 from pykubeproxy.kernel import AlreadyRunning, InstanceLock, KernelError, instance_lock
 from pykubeproxy.kernel.system import lockers
-from tests.fakes.follower import eventually
+from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.root
 
@@ -172,7 +172,7 @@ def test_a_waiting_process_gets_the_lock_when_the_holder_is_killed(inside: str) 
             assert line(process).startswith(f"process {first.pid} (")
         first.kill()
         first.wait()
-        eventually(lambda: instance_lock.lock_holder().split(" (")[0] != "in another container", 5)
+        eventually(lambda: instance_lock.lock_holder().split(" (")[0] != "in another container")
         (new,) = (
             waiting
             for waiting in (second, third)

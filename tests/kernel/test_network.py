@@ -14,6 +14,7 @@ from pykubeproxy.kernel import KernelError, Runner, local_addresses, netlink, ne
 from pykubeproxy.kernel.netlink import ADDRESS_FAMILY
 from pykubeproxy.kernel.network import LocalAddress, TableRoute, is_local
 from pykubeproxy.objects import Family
+from tests.fakes.waiting import PATIENCE
 
 pytestmark = pytest.mark.root
 
@@ -160,7 +161,7 @@ def test_watch_reports_changes_of_both_families(ip: Callable[..., None]) -> None
         ("addr", "add", "fd00::2/64", "dev", "eth9", "nodad"),
     ):
         ip(*words)
-        changes.get(timeout=5)
+        changes.get(timeout=PATIENCE)
 
 
 def test_watch_ignores_other_namespaces(ip: Callable[..., None]) -> None:

@@ -18,7 +18,7 @@ from pykubeproxy.kernel.network import namespace_of_pod
 from pykubeproxy.kernel.probes import Probe, ProbeOutcome, ProbeRequest
 from pykubeproxy.kernel.system import run_in_new_namespace
 from pykubeproxy.objects import Protocol
-from tests.fakes.follower import eventually
+from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.root
 

@@ -15,6 +15,7 @@ from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.cli.trace import trace
 from pykubeproxy.kernel import Backend, Runner, local_addresses, open_iptables
 from pykubeproxy.objects import Family
+from tests.fakes.waiting import PATIENCE
 
 pytestmark = pytest.mark.root
 
@@ -33,7 +34,7 @@ def saved(
     runner.run(("ip", "address", "add", "192.0.2.10/24", "dev", "lo"))
     options = (*OPTIONS, "--iptables-backend", backend.value, "--conntrack-max-per-core", "0")
     once = ["run", "--manifests", str(OBJECTS), "--once", *options]
-    subprocess.run([PROGRAM, *once], check=True, capture_output=True, timeout=60)
+    subprocess.run([PROGRAM, *once], check=True, capture_output=True, timeout=PATIENCE)
     both = [open_iptables(backend, family, runner) for family in Family]
     both[0].restore("*filter\n-I FORWARD 1 -s 198.51.100.0/24 -m comment --comment mine -j DROP\nCOMMIT\n")
     path = tmp_path / "rules.txt"

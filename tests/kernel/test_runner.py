@@ -11,11 +11,12 @@ from pykubeproxy.kernel import Failed, Missing, Runner, restore
 from pykubeproxy.kernel.errors import NotStarted, TimedOut
 from pykubeproxy.kernel.restore import IptablesSession
 from pykubeproxy.kernel.runner import CommandResult
+from tests.fakes.waiting import PATIENCE
 
 
-def ends(pid: int, seconds: float = 5) -> bool:
-    """Return whether a process ends within some seconds."""
-    deadline = time.monotonic() + seconds
+def ends(pid: int) -> bool:
+    """Return whether a process ends in time."""
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:
             # A child of a killed command may be a zombie until init reaps it.
@@ -38,7 +39,7 @@ def run_with_pieces(command: Sequence[str], pieces: Iterable[str], seconds: floa
 def test_hung_command_is_killed_with_its_children(tmp_path: Path) -> None:
     """After the timeout."""
     pids = tmp_path / "pids"
-    script = f"echo $$ >> {pids}; (echo $BASHPID >> {pids}; exec sleep 60) & wait"
+    script = f"echo $$ >> {pids}; (echo $BASHPID >> {pids}; exec sleep 600) & wait"
     with pytest.raises(TimedOut, match=r"bash made no progress for 0\.5 s"):
         Runner().run(("bash", "-c", script), seconds=0.5)
     started = [int(line) for line in pids.read_text().split()]

@@ -14,6 +14,7 @@ from pykubeproxy.kernel import Backend, Runner, open_iptables
 from pykubeproxy.objects import EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Service, Updated
 from pykubeproxy.services.flows import NodePortAddresses
 from tests.fakes.synced import SyncedFamily
+from tests.fakes.waiting import PATIENCE
 from tests.kernel.node_network import NODE, PODS, LinkedNode
 from tests.objects import service, slice_of
 
@@ -85,9 +86,9 @@ class Client:
             return self._socket.recv(100).decode().split()[0]
         return ""
 
-    def reaches(self, pod: str, seconds: float = 5) -> bool:
-        """Return whether that pod answers within some seconds."""
-        deadline = time.monotonic() + seconds
+    def reaches(self, pod: str) -> bool:
+        """Return whether that pod answers in time."""
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             if self.ask() == pod:
                 return True

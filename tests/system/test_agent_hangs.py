@@ -1,15 +1,14 @@
 """The agent's pages while its requests to the API server hang."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.cluster import certificate, kubeconfig, node, server
-from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, running, status
+from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.root
 
@@ -44,18 +43,16 @@ def test_pages_answer_while_a_credential_plugin_hangs(tmp_path: Path) -> None:
         path = kubeconfig(api, tmp_path / "kubeconfig", user={"exec": plugin})
         flags = (f"--kubeconfig={path}", "--hostname-override=node1")
         with running(log, *flags, before=SHORT_TIMEOUTS) as agent:
-            eventually(lambda: answers(HEALTH, "/livez", 200), 20)
-            eventually(lambda: answers(METRICS, "/metrics", 200), 20)
-            eventually(lambda: set(unwatched()) == RESOURCES, 5)
+            eventually(lambda: answers(HEALTH, "/livez", 200))
+            eventually(lambda: answers(METRICS, "/metrics", 200))
+            eventually(lambda: set(unwatched()) == RESOURCES)
             assert "watch failed" not in log.read_text()
-            started = time.monotonic()
             assert answers(HEALTH, "/readyz", 503)
             assert answers(HEALTH, "/healthz", 503)
             assert {it.objects for it in status().unwatched} == RESOURCES
-            assert time.monotonic() - started < 1.0
-            eventually(lambda: "did not end within 3 s and was killed" in log.read_text(), 15)
+            eventually(lambda: "did not end within 3 s and was killed" in log.read_text())
             assert set(unwatched()) == RESOURCES
             (tmp_path / "hang").unlink()
-            eventually(lambda: answers(HEALTH, "/readyz", 200), 40)
-            eventually(lambda: not unwatched(), 10)
+            eventually(lambda: answers(HEALTH, "/readyz", 200))
+            eventually(lambda: not unwatched())
             assert agent.poll() is None

@@ -8,8 +8,8 @@ import pytest
 
 from pykubeproxy.kernel import system
 from tests.fakes.cluster import node, server
-from tests.fakes.follower import eventually
 from tests.fakes.process import HEALTH, answers, inside_a_namespace, pykubeproxy, running, saved, tool
+from tests.fakes.waiting import eventually
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("backend", ["nft", "legacy"])]
 
@@ -68,7 +68,7 @@ def test_an_agent_guards_loopback_addresses_first(backend: str, namespace: str, 
         api.store.create(node("node1", "192.168.99.10"))
         environment = observing(tmp_path, backend)
         with running(tmp_path / "log", *flags(backend, api.url), environment=environment):
-            eventually(lambda: system.read_setting(SETTING) == "1", 20)
+            eventually(lambda: system.read_setting(SETTING) == "1")
             assert guarded(backend)
             eventually(lambda: answers(HEALTH, "/readyz", 200))
     assert seen(tmp_path)[:2] == ["0", "0 guarded"]
@@ -90,7 +90,7 @@ def test_without_a_guard_the_setting_stays_off(backend: str, namespace: str, tmp
     assert (system.read_setting(SETTING), guarded(backend)) == ("0", False)
     with server() as api, running(tmp_path / "log", *flags(backend, api.url)):
         api.store.create(node("node1", "192.168.99.10"))
-        eventually(lambda: system.read_setting(SETTING) == "1", 20)
+        eventually(lambda: system.read_setting(SETTING) == "1")
         assert guarded(backend)
 
 
@@ -101,4 +101,4 @@ def test_the_setting_of_another_program_is_guarded_at_the_start(
     system.write_setting(SETTING, 1)
     environment = {"XTABLES_LOCKFILE": str(tmp_path / "lock")}
     with running(tmp_path / "log", *flags(backend, "http://127.0.0.1:1"), environment=environment):
-        eventually(lambda: guarded(backend), 20)
+        eventually(lambda: guarded(backend))

@@ -17,7 +17,6 @@ from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, EVENTS, NODES, SERVICES
 from pykubeproxy.pages.statusz import decode
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.faulty_apiserver import FaultyApiServer
-from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch, recorded_response
 from tests.fakes.process import (
     HEALTH,
@@ -29,6 +28,7 @@ from tests.fakes.process import (
     pykubeproxy,
     running,
 )
+from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.root
 
@@ -160,7 +160,7 @@ def test_a_running_agent_has_all_recorded_metrics(api: FaultyApiServer, tmp_path
         for part in ("sync_proxy", "sync_full_proxy", "sync_partial_proxy"):
             assert sample(f"{part}_rules_duration_seconds_count") >= 1
         assert sample("network_programming_duration_seconds_count") == 2
-        assert 0 < sample("network_programming_duration_seconds_sum") < 20
+        assert sample("network_programming_duration_seconds_sum") > 0
         assert sample("sync_proxy_rules_endpoint_changes_total", "") == 2
         assert sample("sync_proxy_rules_service_changes_total", "") == 4
         queued = sample("sync_proxy_rules_last_queued_timestamp_seconds")

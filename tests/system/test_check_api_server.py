@@ -20,6 +20,7 @@ from pykubeproxy.sources.queries import server_access
 from tests.fakes.canned import CannedServer, whole
 from tests.fakes.cluster import certificate, node, server, unverified, write_certificate
 from tests.fakes.process import COMMAND, inside_a_namespace, run_check
+from tests.fakes.waiting import PATIENCE
 
 Grants = Callable[[dict[str, str]], bool]
 
@@ -217,7 +218,7 @@ def check_in_a_pod(
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert outcome.returncode == code, outcome.stdout + outcome.stderr
     (found,) = json.loads(outcome.stdout)["nodes"]

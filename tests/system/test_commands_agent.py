@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fakes.cluster import node, server, service, slice_of
-from tests.fakes.follower import eventually
 from tests.fakes.process import METRICS, answers, inside_a_namespace, pykubeproxy, running, saved
+from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.root
 

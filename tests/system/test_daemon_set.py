@@ -15,7 +15,6 @@ from pykubeproxy.objects import Family
 from tests.fakes.cluster import node, server, service, slice_of, write_certificate
 from tests.fakes.cluster import node as node_object
 from tests.fakes.faulty_apiserver import FaultyApiServer
-from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
 from tests.fakes.process import (
     HEALTH,
@@ -28,6 +27,7 @@ from tests.fakes.process import (
     running,
     saved,
 )
+from tests.fakes.waiting import eventually
 from tests.kernel.udp_node import NODE_PORT, PORT, VIP, UdpNode, udp_node
 
 pytestmark = pytest.mark.root
@@ -123,11 +123,11 @@ def test_the_containers_work_with_their_granted_permissions(pod_files: Path) -> 
         with started(container["agent"], environment, pod_files / "agent.log") as process:
             for probe in ("livenessProbe", "readinessProbe"):
                 path = container["agent"][probe]["httpGet"]["path"]
-                eventually(lambda: answers(HEALTH, path, 200), _TIMEOUT)
+                eventually(lambda: answers(HEALTH, path, 200))
             live = saved(f"iptables-{(pod_files / 'backend').read_text()}-save")
             assert any("10.96.0.10/32" in line for line in live)
             assert answers(METRICS, "/metrics", 200)
-            eventually(lambda: requested(api) == granted(), _TIMEOUT)
+            eventually(lambda: requested(api) == granted())
             process.terminate()
             assert process.wait(_TIMEOUT) == 0
     log = (pod_files / "agent.log").read_text()
@@ -210,7 +210,7 @@ def test_an_agent_with_least_privilege_works(agent: ConfinedAgent) -> None:
         }
         subprocess.run([main, "-t", "nat", argument], check=True, env=environment)
     # Far below the 30 s of the periodic check.
-    eventually(lambda: any("--to-destination" in rule for rule in saved(agent.save)), seconds=20)
+    eventually(lambda: any("--to-destination" in rule for rule in saved(agent.save)))
     assert node.client(VIP[Family.IPV4]).reaches("pod2")
 
     port = int(api.url.rpartition(":")[2])

@@ -16,10 +16,10 @@ import pytest
 from pykubeproxy.lab.prober import ProbeTarget
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.faulty_apiserver import FaultyApiServer
-from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, METRICS, answers, dropped, inside_a_namespace, running, saved, status
 from tests.fakes.traffic import Traffic, TrafficRoute, echo_command
+from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.root
 
@@ -44,8 +44,8 @@ FAULT_SECONDS, MAX_REQUESTS_PER_SECOND = 1.5, 20
 def watching(log: Path, api: FaultyApiServer, settings: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run an agent; begin when its rules are written and everything is watched."""
     with running(log, "--master", api.url, "--hostname-override=node1", before=settings) as agent:
-        eventually(lambda: answers(HEALTH, "/readyz", 200), 30)
-        eventually(lambda: api.watches.running == 3, 30)
+        eventually(lambda: answers(HEALTH, "/readyz", 200))
+        eventually(lambda: api.watches.running == 3)
         yield agent
 
 
@@ -144,8 +144,8 @@ def test_the_agent_recovers(agent_node: AgentNode, agent: subprocess.Popen[bytes
         duration, requests = time.monotonic() - begun, api.requests.count()
         assert answers(HEALTH, "/livez", 200)
         fault.end(api)
-        eventually(lambda: any(new_address in rule for rule in saved()), 40)
-        eventually(lambda: api.watches.running == 3, 40)
+        eventually(lambda: any(new_address in rule for rule in saved()))
+        eventually(lambda: api.watches.running == 3)
     assert agent.poll() is None
     assert not traffic.failures()
     assert traffic.total() > 50
@@ -165,11 +165,11 @@ def test_status_and_metrics_show_failing_watches(
         found = {it.objects for it in status().unwatched}
         return found if found == {name for name, seconds in ages if float(seconds) > 0} else {"in between"}
 
-    eventually(lambda: not failing_watches(), 40)
+    eventually(lambda: not failing_watches())
     with stopped(agent_node.api):
         eventually(lambda: failing_watches() == {"services", "endpointslices", "nodes"})
         assert answers(HEALTH, "/healthz", 200)
-    eventually(lambda: not failing_watches(), 40)
+    eventually(lambda: not failing_watches())
 
 
 @contextmanager
@@ -204,8 +204,8 @@ def test_an_outage_is_one_log_line_and_its_end_another(
         api.store.create(node("node1", "192.168.99.10"))
         with watching(log, api, EARLY_LOG):
             with outage(api):
-                eventually(lambda: "api server unavailable" in log.read_text(), 20)
-            eventually(lambda: "api server available again" in log.read_text(), 20)
+                eventually(lambda: "api server unavailable" in log.read_text())
+            eventually(lambda: "api server available again" in log.read_text())
             lines = log.read_text().splitlines()
     start, end = (line for line in lines if re.search("api server|watch", line))
     assert re.search(reason, start)

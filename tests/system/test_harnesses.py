@@ -62,7 +62,7 @@ def bench(out: Path, *options: str) -> tuple[dict[str, Any], str]:
     command = [sys.executable, "-m", "tests.bench", "--quick", "--out", str(out), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            printed, errors = process.communicate(timeout=150)
+            printed, errors = process.communicate(timeout=600)
         finally:
             process.kill()
     assert process.returncode == 0, errors

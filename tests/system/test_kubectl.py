@@ -13,6 +13,7 @@ import pytest
 
 from pykubeproxy.lab.cluster import Lab
 from tests.fakes.kubectl import kubectl, needs_kubectl
+from tests.fakes.waiting import PATIENCE
 
 pytestmark = [pytest.mark.root, needs_kubectl]
 
@@ -89,7 +90,7 @@ def test_kubectl_runs_and_deletes_a_debug_pod(lab: Lab) -> None:
     for grace in ("5", "0"):
         started = kubectl(lab, "run", *debug, "--image=any", "--restart=Never", f"--overrides={DEBUG}")
         assert started.returncode == 0, started.stderr
-        ready = kubectl(lab, "wait", *debug[:2], "pod/debug", "--for=condition=Ready", "--timeout=10s")
+        ready = kubectl(lab, "wait", *debug[:2], "pod/debug", "--for=condition=Ready", "--timeout=180s")
         assert ready.returncode == 0, ready.stderr
         address = kubectl(lab, "exec", *debug, "--", "hostname", "-I").stdout.split()
         assert lab.nodes["node2"].addresses[0] in address
@@ -116,7 +117,7 @@ def test_python_client_runs_commands_on_the_node(lab: Lab) -> None:
         stdout=True,
         _preload_content=False,
     )
-    session.run_forever(timeout=10)
+    session.run_forever(timeout=PATIENCE)
     assert lab.nodes["node2"].addresses[0] in session.read_stdout()
     assert session.returncode == 6
     loaded.close()

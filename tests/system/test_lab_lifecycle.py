@@ -19,9 +19,9 @@ from pykubeproxy.lab.api import PODS, SLICES, in_namespace
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.machine import LabExists, RunDirectory
 from pykubeproxy.lab.network import OUTSIDE, lab_namespaces
-from tests.fakes.follower import eventually
 from tests.fakes.kubectl import needs_kubectl
 from tests.fakes.process import COMMAND, MAIN, pykubeproxy
+from tests.fakes.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.root
 
@@ -172,7 +172,7 @@ def test_driver_death_removes_the_lab(
             (pod,) = lab.deploy("web", 1)
             for _ in range(20):
                 assert lab.outside.prober.tcp(pod.target()).pods == {"web-1": 1}
-    eventually(lambda: is_removed(name, inside), 15)
+    eventually(lambda: is_removed(name, inside))
 
 
 @pytest.mark.parametrize(
@@ -182,10 +182,10 @@ def test_driver_death_while_building_removes_the_lab(
     name: str, driver: subprocess.Popen[str], number: signal.Signals, made: int
 ) -> None:
     """A signal while the lab is built removes it too."""
-    eventually(lambda: len(lab_namespaces(name)) >= made, 15)
+    eventually(lambda: len(lab_namespaces(name)) >= made)
     driver.send_signal(number)
     driver.wait(20)
-    eventually(lambda: is_removed(name, []), 15)
+    eventually(lambda: is_removed(name, []))
 
 
 def test_labs_run_side_by_side(name: str) -> None:
@@ -227,7 +227,7 @@ def test_demo_reports_a_failed_scenario(name: str) -> None:
     """`lab demo` names the failed scenario and its reason and exits with 1: here the agents end at once."""
     broken = "from pykubeproxy.lab import agents; agents.COMMAND = ['sh', '-c', 'echo cannot go on; exit 3']"
     command = [sys.executable, "-c", f"{broken}; {MAIN}", "lab", "demo", "scale", "--name", name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 1
     assert "exit code 3: cannot go on" in " ".join(done.stdout.split())
     assert re.search(r"1 of 1 scenarios failed in \d+ s: scale", done.stdout)

@@ -16,7 +16,6 @@ from pykubeproxy.kernel.system import write_setting
 from tests.fakes import kube_proxy
 from tests.fakes.cluster import ConfigMapVolume, certificate, node, server, service, slice_of, unverified
 from tests.fakes.faulty_apiserver import FaultyApiServer
-from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
 from tests.fakes.process import (
     HEALTH,
@@ -28,6 +27,7 @@ from tests.fakes.process import (
     saved,
     tool,
 )
+from tests.fakes.waiting import eventually
 from tests.unit.config.test_config_file import KUBEADM
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -263,7 +263,7 @@ def test_requests_are_rate_limited(tmp_path: Path) -> None:
         with running(tmp_path / "log", *flags):
             api.requests.wait(1, "list")
             started = time.monotonic()
-            api.requests.wait(3, "list", seconds=20)
+            api.requests.wait(3, "list")
             assert time.monotonic() - started > 3
             eventually(lambda: answers(HEALTH, "/readyz", 200))
 

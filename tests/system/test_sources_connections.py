@@ -15,9 +15,10 @@ from pykubeproxy.objects import Deleted, Key, Kind
 from pykubeproxy.sources import Client, SourceError, api_watches, credential_store, wire
 from tests.fakes.canned import CannedServer, whole
 from tests.fakes.cluster import SHORT, certificate, server, service, watches
-from tests.fakes.follower import Follower, eventually
+from tests.fakes.follower import Follower
 from tests.fakes.kubeconfigs import write_kubeconfig
 from tests.fakes.relay import Relay
+from tests.fakes.waiting import eventually
 
 
 class Setting:

@@ -13,8 +13,9 @@ from pykubeproxy.sources import Client, SourceError, Watch, api_watches, credent
 from pykubeproxy.sources.failures import Unreachable
 from pykubeproxy.sources.pods import CommandOutput, ContainerRef, run_in_pod
 from tests.fakes.cluster import SHORT, certificate, kubeconfig, server, service
-from tests.fakes.follower import Follower, eventually
+from tests.fakes.follower import Follower
 from tests.fakes.relay import Relay
+from tests.fakes.waiting import eventually
 
 
 def services(api: ApiServer, folder: Path, **user: Any) -> Watch:

@@ -13,9 +13,10 @@ from pykubeproxy.sources import Client, SourceError, Watch, api_watches
 from pykubeproxy.sources.queries import last_changes, server_access
 from tests.fakes.canned import CannedServer, whole
 from tests.fakes.cluster import SHORT, certificate, kubeconfig, server, service, unverified
-from tests.fakes.follower import Follower, eventually
+from tests.fakes.follower import Follower
 from tests.fakes.kubeconfigs import write_kubeconfig
 from tests.fakes.relay import Relay
+from tests.fakes.waiting import eventually
 
 Write = Callable[..., str]
 # The proxy resolves it.

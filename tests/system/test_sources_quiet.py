@@ -18,8 +18,9 @@ from pykubeproxy.sources.api import ApiWatch
 from pykubeproxy.sources.connection import ConnectionState, Lifetime
 from tests.fakes.cluster import SHORT, server, service, slice_of, watches
 from tests.fakes.faulty_apiserver import FaultyApiServer
-from tests.fakes.follower import Follower, eventually
+from tests.fakes.follower import Follower
 from tests.fakes.relay import behind_a_relay
+from tests.fakes.waiting import PATIENCE, eventually
 
 # A watch is renewed within a second. The server keeps it a second longer.
 BRIEF = msgspec.structs.replace(SHORT, watch=(1, 1), answer=1.0, steady=0.1)
@@ -132,7 +133,7 @@ def test_a_check_without_an_answer_is_an_outage_back_to_the_last_answer() -> Non
             started = time.monotonic()
             api.faults.hang(verb="watch")
             # A check hangs by then; the server leaves the open watch alone.
-            eventually(lambda: watch.outage, 4)
+            eventually(lambda: watch.outage)
             assert watch.outage
             assert watch.outage.seconds >= time.monotonic() - started - 0.2
             assert "no response from" in watch.outage.reason
@@ -182,7 +183,7 @@ def test_a_list_without_an_answer_after_an_expired_check_is_an_outage(
             assert "no response from" in watch.outage.reason
             assert api.watches.running == 1
             api.store.create(service("a"))
-            follower.sees("a", seconds=0.8)  # the next list hangs too
+            follower.sees("a")  # the next list hangs too
             eventually(lambda: not watch.outage)
             api.faults.clear()
         assert [line["event"] for line in lines if line["event"] == "watch failed"]
@@ -197,7 +198,7 @@ def test_events_during_a_list_arrive_at_once_and_are_kept(monkeypatch: pytest.Mo
         yield next(parts)
         if request.compressible and api.requests.count("watch"):  # a later list
             answered.set()
-            arrived.wait(5)
+            arrived.wait(PATIENCE)
         yield from parts
 
     answered, arrived = threading.Event(), threading.Event()
@@ -209,11 +210,11 @@ def test_events_during_a_list_arrive_at_once_and_are_kept(monkeypatch: pytest.Mo
             api.requests.wait(1, "watch")
             api.faults.fail(410, verb="watch")
             api.requests.wait(2, "list")
-            assert answered.wait(5)
+            assert answered.wait(PATIENCE)
             api.store.merge_patch(SERVICES, "default", "changed", {"spec": {"ports": [{"port": 81}]}})
             api.store.delete(SERVICES, "default", "deleted")
             api.store.create(service("new"))
-            follower.sees("changed", "kept", "new", seconds=2)
+            follower.sees("changed", "kept", "new")
             assert follower.lists() == 1
             arrived.set()
             eventually(lambda: follower.lists() == 2)
@@ -241,7 +242,7 @@ def test_a_watch_that_the_server_never_ends_is_an_outage() -> None:
         relay.refuse()
         relay.frozen.set()
         started = time.monotonic()
-        eventually(lambda: watch.outage, 2 + BRIEF.answer + 1)
+        eventually(lambda: watch.outage)
         assert watch.outage
         assert watch.outage.seconds >= time.monotonic() - started - 0.2
 
@@ -252,7 +253,7 @@ def test_bookmarks_of_a_watch_do_not_skip_what_it_lost() -> None:
         (watch,) = follower.watches
         relay.frozen.set()
         api.store.create(service("a"))
-        eventually(lambda: watch.outage, 4)
+        eventually(lambda: watch.outage)
         relay.frozen.clear()
         follower.sees("a")
         assert Counter(type(event).__name__ for event in follower.events)["Updated"] == 1

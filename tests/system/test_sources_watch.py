@@ -16,7 +16,8 @@ from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES
 from pykubeproxy.objects import Deleted, EndpointSlice, Event, Kind, Listed, Node, Service, Updated
 from pykubeproxy.sources import Client, api_watches
 from tests.fakes.cluster import BOOKMARKS, SHORT, node, server, service, slice_of, watches
-from tests.fakes.follower import Follower, eventually
+from tests.fakes.follower import Follower
+from tests.fakes.waiting import eventually
 
 RECORDED = Path(__file__).parent.parent / "data" / "requests.txt"
 

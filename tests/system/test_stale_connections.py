@@ -9,6 +9,7 @@ import pytest
 
 from pykubeproxy.lab.cluster import Lab
 from tests.fakes.kubectl import kubectl, needs_kubectl
+from tests.fakes.waiting import PATIENCE
 
 pytestmark = [pytest.mark.root, needs_kubectl]
 NODE1 = ("-n", "kube-system", "pykubeproxy-node1")
@@ -38,7 +39,7 @@ def test_a_connection_that_stays_on_a_removed_endpoint_is_named(lab: Lab) -> Non
     """Trace follows it to the endpoint while that serves; then trace and explain call it stale."""
     address = json.loads(kubectl(lab, "get", "service", "web", "-o", "json").stdout)["spec"]["clusterIP"]
     with lab.pods["client"].namespace.entered():
-        held = [socket.create_connection((address, 80), timeout=10) for _ in range(8)]
+        held = [socket.create_connection((address, 80), timeout=PATIENCE) for _ in range(8)]
 
     def tracked() -> list[dict[str, object]]:
         done = kubectl(lab, *TRACE, "-o", "json")

@@ -11,10 +11,10 @@ import pytest
 from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, EVENTS, SERVICES
 from tests.fakes import process
 from tests.fakes.cluster import service, slice_of
-from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, METRICS, answers, metric, tool
 from tests.fakes.victim import Victim, dual_stack, victim
+from tests.fakes.waiting import eventually
 from tests.hostile import nested_addresses
 
 pytestmark = pytest.mark.root
@@ -70,7 +70,7 @@ def test_affinity_of_a_huge_service_delays_nobody(made: Victim) -> None:
     for number in range(3):
         sticky(made, f"tenant{number}", f"10.96.7.{number + 1}", SHARE)
     huge = sticky(made, "attacker", "10.96.8.1", (400, 120) if made.backend == "nft" else (100, 100))
-    eventually(lambda: "session affinity not kept" in made.log.read_text(), 60)
+    eventually(lambda: "session affinity not kept" in made.log.read_text())
     kinds = itertools.cycle(("None", "ClientIP"))
 
     def act() -> None:
@@ -106,7 +106,7 @@ def huge(made: Victim, name: str, size: tuple[int, int]) -> Callable[[], None]:
 
 def test_an_oversized_service_is_quarantined_and_delays_nobody(made: Victim) -> None:
     act = huge(made, "huge", OVERSIZED)
-    eventually(lambda: "service quarantined" in made.log.read_text(), 30)
+    eventually(lambda: "service quarantined" in made.log.read_text())
     made.assert_undisturbed(act)
 
 
@@ -171,7 +171,7 @@ def test_nested_external_ips_delay_no_other_service(made: Victim) -> None:
 def test_a_fresh_start_with_nested_external_ips_works(backend: str, tmp_path: Path) -> None:
     """The agent starts after the objects exist, on empty tables."""
     with victim(backend, tmp_path, before=create_hostile) as made:
-        assert made.change() < 5
+        made.change()
         made.api.store.delete(SERVICES, "default", "hostile0")
         eventually(made.is_served)
         log = made.log.read_text()
@@ -189,7 +189,7 @@ def test_changes_of_quarantined_services_delay_nobody(backend: str, tmp_path: Pa
             address = f"10.96.{number // 200 + 20}.{number % 200}"
             made.api.store.create(service(f"bad-{number}", clusterIP=address))
             slices.append(made.api.store.create(slice_of(f"bad-{number}", "10.244.0.1")))
-        eventually(lambda: metric(QUARANTINED) == len(slices), 120)
+        eventually(lambda: metric(QUARANTINED) == len(slices))
         addresses = itertools.count()
 
         def act() -> None:
@@ -251,7 +251,7 @@ def assert_not_disturbed(made: Victim) -> None:
         assert answers(port, path, 200)
     assert serves(VICTIMS_CHECK)
     made.api.faults.drop_connections()
-    assert made.change() < 10  # over new connections of the watches
+    made.change()  # over new connections of the watches
     log = made.log.read_text()
     assert "Too many open files" not in log
     assert "thread died" not in log
@@ -265,7 +265,7 @@ def test_many_health_check_ports_use_the_hard_limit(tmp_path: Path, monkeypatch:
         made.measure()
         eventually(lambda: serves(VICTIMS_CHECK))
         create_many(made)
-        eventually(lambda: serves(FIRST_CHECK + MANY - 1), 60)
+        eventually(lambda: serves(FIRST_CHECK + MANY - 1))
         assert len(served()) == MANY
         assert_not_disturbed(made)
         assert not events(made)
@@ -281,8 +281,8 @@ def test_health_check_ports_are_limited_by_open_files(
         made.measure()
         eventually(lambda: serves(VICTIMS_CHECK))
         create_many(made)
-        eventually(lambda: "health check ports limited" in made.log.read_text(), 60)
-        eventually(lambda: len(events(made)) >= 10, 60)
+        eventually(lambda: "health check ports limited" in made.log.read_text())
+        eventually(lambda: len(events(made)) >= 10)
         before = served()
         assert 650 < len(before) < 700
         assert_not_disturbed(made)
@@ -296,5 +296,5 @@ def test_health_check_ports_are_limited_by_open_files(
         gone = before[:50]
         for port in gone:
             made.api.store.delete(SERVICES, "attacker", f"s{port - FIRST_CHECK:04}")
-        eventually(lambda: len(served()) >= len(before) - 1, 30)
+        eventually(lambda: len(served()) >= len(before) - 1)
         assert made.log.read_text().count("health check ports limited") == 1

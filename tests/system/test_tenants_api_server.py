@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from pykubeproxy.cli.explain import explain
 from pykubeproxy.lab.apiserver import EVENTS, SERVICES
 from tests.fakes.cluster import node, server, service, slice_of
-from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, METRICS, PROGRAM, answers, inside_a_namespace, running, saved
 from tests.fakes.victim import Victim, victim
+from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.root
 
@@ -63,7 +63,7 @@ def reconnected(made: Victim) -> float:
     for _ in range(3):
         time.sleep(random.uniform(1.0, 2.0))  # minSyncPeriod delays each change differently, as in `measure`
         made.api.drop_connections()
-        times.append(made.change(20))
+        times.append(made.change())
     return statistics.median(times)
 
 
@@ -75,7 +75,7 @@ def test_a_service_at_the_address_of_the_api_server_cuts_off_no_agent(
     with victim(backend, tmp_path, server_address=SERVER) as made:
         made.measure()
         claim(made, field)
-        eventually(lambda: "--dport 9 " in to_server(backend), 20)
+        eventually(lambda: "--dport 9 " in to_server(backend))
         assert f"--dport {made.api.port} " not in to_server(backend)
         made.assert_usual(reconnected(made))
         assert made.log.read_text().count("external address skipped") == 1
@@ -92,10 +92,10 @@ def test_a_service_at_the_address_of_the_api_server_cuts_off_no_agent(
 
         os.kill(made.pid, signal.SIGKILL)
         with second(tmp_path, backend, made.api.url):
-            eventually(lambda: answers(METRICS, "/healthz", 200), 20)
-            made.change(20)
+            eventually(lambda: answers(METRICS, "/healthz", 200))
+            made.change()
             made.api.store.delete(SERVICES, "default", "attacker")
-            eventually(lambda: SERVER not in rules(backend), 20)
+            eventually(lambda: SERVER not in rules(backend))
 
 
 def test_a_service_at_the_health_port_of_the_node_breaks_no_probe(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_service_at_the_health_port_of_the_node_breaks_no_probe(tmp_path: Path
         made.api.store.create({**slice_of("attacker", "10.244.66.66"), "ports": target})
         ports = [{"name": name, "port": number} for name, number in numbers.items()]
         made.api.store.create(service("attacker", clusterIP="10.96.6.6", ports=ports, externalIPs=[SERVER]))
-        eventually(lambda: "--dport 9 " in to_server(backend), 20)
+        eventually(lambda: "--dport 9 " in to_server(backend))
         for host in ("127.0.0.1", SERVER):
             assert fetch(HEALTH, "/livez", host=host).status == 200
         assert fetch(METRICS, "/healthz", host=SERVER).status == 200
@@ -130,17 +130,17 @@ def test_a_client_at_the_cluster_ip_of_the_api_server_is_served(tmp_path: Path) 
         store.create(service("kubernetes", clusterIP="10.96.0.1", ports=[{"port": 443}]))
         store.create({**slice_of("kubernetes", SERVER), "ports": [{"port": port}]})
         served = "-d 10.96.0.1/32 -p tcp -m comment"
-        eventually(lambda: f"--to-destination {SERVER}:{port}" in rules(backend), 20)
+        eventually(lambda: f"--to-destination {SERVER}:{port}" in rules(backend))
         os.kill(made.pid, signal.SIGKILL)
         with second(tmp_path, backend, "http://10.96.0.1:443"):
-            eventually(lambda: answers(METRICS, "/healthz", 200), 20)
-            made.change(20)
+            eventually(lambda: answers(METRICS, "/healthz", 200))
+            made.change()
             assert served in rules(backend)
             store.create(slice_of("attacker", "10.244.66.66"))
             store.create(
                 service("attacker", clusterIP="10.96.6.6", ports=[{"port": 443}], externalIPs=["10.96.0.1"])
             )
-            eventually(lambda: "-d 10.96.6.6/32" in rules(backend), 20)
+            eventually(lambda: "-d 10.96.6.6/32" in rules(backend))
             made.assert_usual(reconnected(made))
             assert "external address skipped" in (tmp_path / "second.log").read_text()
 
@@ -166,5 +166,5 @@ def test_rules_of_an_earlier_proxy_at_the_address_of_the_api_server_are_deleted(
         assert f"--dport {api.port} " in to_server(backend)
         log = tmp_path / "log"
         with running(log, *common, "--master", api.url, "--iptables-sync-period=2s", environment=lock):
-            eventually(lambda: answers(METRICS, "/healthz", 200) and "rules in place" in log.read_text(), 60)
+            eventually(lambda: answers(METRICS, "/healthz", 200) and "rules in place" in log.read_text())
         assert "api server address released" in log.read_text()

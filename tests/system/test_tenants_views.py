@@ -16,7 +16,6 @@ from pyroute2 import netns
 from pykubeproxy.lab.apiserver import EVENTS, NODES, ApiServer
 from pykubeproxy.pages.statusz import decode
 from tests.fakes.cluster import node, server, service, slice_of
-from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
 from tests.fakes.process import (
     HEALTH,
@@ -29,6 +28,7 @@ from tests.fakes.process import (
     saved,
 )
 from tests.fakes.victim import Victim, victim
+from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.root
 
@@ -95,7 +95,7 @@ def test_a_toggled_address_hides_no_event_of_others(made: Victim) -> None:
     before = len(made.api.requests.entries("list", "services"))
     repeat(4, lambda number: made.api.store.replace(claiming(made, "hostile", number % 2 == 0)))
     made.api.store.create(claiming(made, "other", True))
-    eventually(lambda: noted(made, "other") == ["AddressSkipped"], 5)
+    eventually(lambda: noted(made, "other") == ["AddressSkipped"])
     assert 1 <= len(noted(made, "hostile")) <= 3
     events = [it for it in made.api.store.list(EVENTS) if it["metadata"]["namespace"] == "hostile"]
     assert {it["regarding"]["uid"] for it in events} == {uid}
@@ -114,7 +114,7 @@ def test_hostile_objects_fill_no_log(made: Victim) -> None:
     before = len(made.log.read_text())
     made.api.store.create(service("hostile", clusterIP="10.96.6.8"))
     assert repeat(4, act) > 20
-    made.change(20)
+    made.change()
     lines = new_lines(made, before)
     assert 1 <= sum("invalid values skipped" in line for line in lines) <= 3
 
@@ -125,7 +125,7 @@ def test_a_node_that_comes_and_goes_fills_no_log(made: Victim) -> None:
     for _ in range(300):
         made.api.store.delete(NODES, "", "node1")
         made.api.store.create(node("node1", "192.168.99.10"))
-    made.change(20)
+    made.change()
     lines = new_lines(made, before)
     assert sum("node deleted, serving with its last state" in line for line in lines) <= 3
     assert len(lines) <= 5, lines

@@ -4,7 +4,6 @@ import fcntl
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +13,8 @@ import pytest
 from pykubeproxy.kernel.instance_lock import FOLDER
 from pykubeproxy.lab.apiserver import ApiServer
 from tests.fakes.cluster import service
-from tests.fakes.follower import eventually
 from tests.fakes.process import HEALTH, answers, pykubeproxy, running, saved
+from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.root
 
@@ -48,7 +47,7 @@ def served(address: str) -> bool:
 def test_a_second_agent_takes_over_when_the_first_ends(
     api: ApiServer, first: subprocess.Popen[bytes], number: signal.Signals, tmp_path: Path
 ) -> None:
-    """It writes no rules before, and has the lock within a second; then it follows changes, on the same ports."""
+    """It writes no rules before; then it follows changes, on the same ports."""
     log = tmp_path / "second"
     with second(api, log) as process:
         assert f"holder='process {first.pid} (" in log.read_text()
@@ -59,9 +58,7 @@ def test_a_second_agent_takes_over_when_the_first_ends(
         eventually(lambda: f"process {process.pid} (" in " ".join(pykubeproxy("status").stdout.split()))
         first.send_signal(number)
         first.wait()
-        ended = time.monotonic()
-        eventually(lambda: "taking over from another agent" in log.read_text(), 1)
-        assert time.monotonic() - ended < 1
+        eventually(lambda: "taking over from another agent" in log.read_text())
         eventually(lambda: answers(HEALTH, "/readyz", 200))
         api.store.create(service("later", clusterIP="10.96.0.21"))
         eventually(lambda: served("10.96.0.21"))

@@ -14,7 +14,7 @@ from pykubeproxy.lab.network import Namespace
 from pykubeproxy.lab.pods import LabPod
 from pykubeproxy.lab.prober import Prober, ProbeResult, ProbeTarget
 
-SECONDS = 30.0
+SECONDS = 180.0
 _PLUGIN = [sys.executable, "-c", "from pykubeproxy.cli.kubectl import main; main()"]
 #: Write an entry of the scenario's log: a label and an observation.
 Log = Callable[[str, object], None]

@@ -25,8 +25,6 @@ from pykubeproxy.lab.scenarios.scenario import (
 
 AFFINITY_SECONDS = 2
 CONNECTIONS = 50
-#: A refusal takes milliseconds; a retransmitted SYN takes a second.
-REFUSAL_SECONDS = 0.25
 GRACE = 1.0
 MIN_SYNC = 5.0
 CHANGES = 20
@@ -160,7 +158,6 @@ def _refusal(lab: Lab, prober: Prober, target: ProbeTarget) -> float:
     lab.until(lambda: prober.tcp(target).errors["refused"] == 1, f"{target} refuses connections")
     result = prober.tcp(target, 5) + prober.udp(target, 5)
     expect_errors(result, "refused")
-    expect(result.slowest < REFUSAL_SECONDS, f"a refusal at once by {target}", f"{result.slowest:.3f} s")
     return result.slowest
 
 

@@ -2,7 +2,6 @@
 
 import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,21 +16,19 @@ from pykubeproxy.agent.observe.status import LoopQuery
 from pykubeproxy.kernel import ExternalWrite
 from pykubeproxy.objects import Deleted, EndpointSlice, Event, Family, Key, Kind, Listed, Updated
 from pykubeproxy.services.cluster import Cluster
-from tests.fakes.follower import eventually
+from tests.fakes.waiting import eventually
 from tests.objects import service, slice_of
 
 
 def test_messages_arrive_in_order_and_wake_the_loop() -> None:
     mailbox, sent = Mailbox(), [Stop(number, "") for number in range(1000)]
     thread = threading.Thread(target=lambda: deque(map(mailbox.put, sent)))
-    begun = time.monotonic()
     thread.start()
     got: list[object] = []
     while len(got) < len(sent):
         got += mailbox.take(math.inf)
     thread.join()
     assert got == sent
-    assert time.monotonic() - begun < 5
     assert mailbox.take(0) == []
 
 

@@ -21,9 +21,9 @@ from pykubeproxy.config import ListenAddress, load
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed, Node, Updated
 from pykubeproxy.rules.drift import TableDrift
 from pykubeproxy.services.cluster import Cluster
-from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch, free_port
 from tests.fakes.recorder import FakeRecorder
+from tests.fakes.waiting import eventually
 from tests.objects import endpoint, service, slice_of
 from tests.reports import HERE, report
 

@@ -25,6 +25,7 @@ from pykubeproxy.sources.manifests import ManifestWatch
 from tests.fakes.http_client import fetch
 from tests.fakes.recorder import FakeRecorder
 from tests.fakes.synced import SyncedFamily
+from tests.fakes.waiting import PATIENCE
 from tests.objects import endpoint, service, slice_of
 from tests.unit.agent.conftest import Serve
 
@@ -273,7 +274,7 @@ def test_one_query_at_a_time() -> None:
         answers = [clients.submit(ask) for _ in range(8)]
         everybody.wait()
         for _ in answers:
-            query = box.get(timeout=10)
+            query = box.get(timeout=PATIENCE)
             assert box.empty()
             query.answer(Cluster(), ())
     assert [it.result().node for it in answers] == [Node("n")] * 8  # type: ignore[attr-defined]

@@ -9,8 +9,8 @@ import pytest
 
 from pykubeproxy import http
 from pykubeproxy.http.server import Server
-from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch, send_bytes
+from tests.fakes.waiting import PATIENCE, eventually
 from tests.unit.agent.conftest import Serve
 
 PAGES = http.router(
@@ -81,7 +81,7 @@ def test_old_clients_need_no_host(serve: Serve) -> None:
 
 def test_a_request_may_come_in_pieces(serve: Serve) -> None:
     """Packets may end within a line."""
-    with socket.create_connection(("127.0.0.1", serve(PAGES)), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", serve(PAGES)), timeout=PATIENCE) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n":
             connection.send(bytes([byte]))
@@ -111,7 +111,7 @@ def test_a_stream_is_sent_piece_by_piece(serve: Serve) -> None:
         assert go_on.wait(10)
         write(b"two")
 
-    client = HTTPConnection("127.0.0.1", serve(lambda _: http.Response(stream=stream)), timeout=10)
+    client = HTTPConnection("127.0.0.1", serve(lambda _: http.Response(stream=stream)), timeout=PATIENCE)
     for _ in range(2):
         go_on.clear()
         client.request("GET", "/")
@@ -184,7 +184,7 @@ def test_closing_ends_open_connections() -> None:
     server = Server("closing")
     server.listen("127.0.0.1", 0, PAGES)
     ((_, port),) = server.addresses()
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as stalling:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as stalling:
         stalling.send(b"GET")
         eventually(lambda: any(it.name == "closing-request" for it in threading.enumerate()))
         server.close()
@@ -217,7 +217,7 @@ def test_an_upgraded_connection_belongs_to_the_handler(serve: Serve) -> None:
     port = serve(lambda request: http.Response(upgrade=upgrade if request.path == "/up" else None))
     head = b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: backwards\r\n\r\n"
     assert send_bytes(port, head % b"/up" + b"abc") == b"HTTP/1.1 101 Switching Protocols\r\n\r\ncba"
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
         connection.sendall(head % b"/other")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n"), (
             "a refused upgrade is a usual request"

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubeproxy import http
-from tests.fakes.follower import eventually
 from tests.fakes.http_client import exchange, fetch, send_bytes
+from tests.fakes.waiting import PATIENCE, eventually
 from tests.unit.agent.conftest import Serve
 
 LIMITS = http.Limits()
@@ -109,7 +109,7 @@ def test_a_huge_body_is_not_kept(serve: Serve) -> None:
     """A client that keeps sending is cut off, and nothing it sends is stored."""
     port = serve(page)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
         connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             for _ in range(1000):
@@ -120,30 +120,32 @@ def test_a_huge_body_is_not_kept(serve: Serve) -> None:
 
 def test_slow_clients_are_cut_off(serve: Serve) -> None:
     """The time for a request counts from its start; a byte now and then does not extend it."""
-    with socket.create_connection(("127.0.0.1", serve(page, request_seconds=0.3)), timeout=10) as connection:
+    with socket.create_connection(
+        ("127.0.0.1", serve(page, request_seconds=0.3)), timeout=PATIENCE
+    ) as connection:
         begun = time.monotonic()
         connection.sendall(b"GET / HTTP/1.1\r\n")
         connection.settimeout(0.02)
         answer = b""
-        while not answer and time.monotonic() < begun + 5:
+        while not answer and time.monotonic() < begun + PATIENCE:
             connection.send(b"a: b\r\n"[:1])
             with contextlib.suppress(TimeoutError):
                 answer = connection.recv(100)
     assert status(answer) == 408
-    assert 0.25 < time.monotonic() - begun < 2
+    assert time.monotonic() - begun > 0.25
 
 
 def test_stalling_clients_do_not_keep_others_out(serve: Serve) -> None:
-    """With stalling clients at the limit, an honest one is served at once, and threads stay few."""
-    port = serve(page, connections=4)
+    """With stalling clients at the limit, an honest one is served, and threads stay few."""
+    port = serve(page, connections=4, request_seconds=PATIENCE)
     with contextlib.ExitStack() as stack:
         for _ in range(40):
-            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
             connection.sendall(b"GET / HTTP/1.1\r\n")
         for _ in range(20):
             begun = time.monotonic()
             assert fetch(port).body == "fine"
-            assert time.monotonic() - begun < 1
+            assert time.monotonic() - begun < PATIENCE / 2
             assert sum(it.name == "test-request" for it in threading.enumerate()) <= 5
 
 
@@ -154,7 +156,7 @@ def test_a_busy_connection_outlives_idle_ones(serve: Serve) -> None:
     with contextlib.ExitStack() as stack:
 
         def connect() -> socket.socket:
-            return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
 
         busy, idle = connect(), connect()
         for connection in (busy, idle, *[busy] * 3):
@@ -194,7 +196,9 @@ def test_many_connections_of_one_client_do_not_end_those_of_others(serve: Serve)
 
 def test_a_slow_second_request_is_cut_off(serve: Serve) -> None:
     """On a kept connection the time for a request counts from its first byte."""
-    with socket.create_connection(("127.0.0.1", serve(page, request_seconds=0.2)), timeout=10) as connection:
+    with socket.create_connection(
+        ("127.0.0.1", serve(page, request_seconds=0.2)), timeout=PATIENCE
+    ) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert connection.recv(1000).endswith(b"fine")
         time.sleep(0.4)
@@ -208,7 +212,10 @@ def test_a_flood_does_not_keep_others_out(serve: Serve) -> None:
 
     def flood() -> None:
         while not over.is_set():
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as it:
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as it,
+            ):
                 it.send(b"GET /")
                 over.wait(0.002)
 

@@ -13,7 +13,7 @@ from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, PODS, Store
 from pykubeproxy.lab.apiserver.resources import ApiError as Refused
 from pykubeproxy.lab.network import SITES
 from pykubeproxy.lab.pods import PublishedObject, Publisher, proxy_pod
-from tests.fakes.follower import eventually
+from tests.fakes.waiting import PATIENCE, eventually
 from tests.unit.manifests.overlays import MANIFESTS, daemon_set
 
 NODE = SITES["node1"]
@@ -144,7 +144,7 @@ def test_the_pod_of_a_proxy_that_a_client_deleted_returns(
         publisher.publish()
         before = api.pods()["pykubeproxy-node1"]["metadata"]["uid"]
         api.store.delete(PODS, "kube-system", "pykubeproxy-node1", grace=grace)
-        assert deleted.get(timeout=10) == "pykubeproxy-node1"
+        assert deleted.get(timeout=PATIENCE) == "pykubeproxy-node1"
         publisher.publish()
         assert api.pods()["pykubeproxy-node1"]["metadata"]["uid"] != before
     finally:
@@ -165,7 +165,7 @@ def test_a_slice_that_a_client_deleted_returns(
     desired[:] = [PublishedObject({**body, "metadata": meta})]
     publisher.publish()
     api.store.delete(ENDPOINT_SLICES, "default", "web-ipv4")
-    eventually(lambda: bool(api.store.list(ENDPOINT_SLICES)), 10)
+    eventually(lambda: bool(api.store.list(ENDPOINT_SLICES)))
 
 
 def test_a_pod_that_a_client_removed_at_once_is_not_written_again(
@@ -183,7 +183,7 @@ def test_a_pod_that_a_client_removed_at_once_is_not_written_again(
         desired[:] = [PublishedObject({**own, "status": {"phase": "Succeeded"}})]
         publisher.publish()
         assert api.pods() == {}
-        assert deleted.get(timeout=10) == "pykubeproxy-node1"
+        assert deleted.get(timeout=PATIENCE) == "pykubeproxy-node1"
     finally:
         publisher.stop()
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pykubeproxy.lab.workloads import Proxy
+from tests.fakes.waiting import eventually
 
 
 def slice_(*endpoints: tuple[str, dict[str, bool]]) -> dict[str, Any]:
@@ -47,10 +48,7 @@ def test_delay_postpones_a_change() -> None:
     proxy = Proxy("default/web", delay=0.2)
     apply(proxy, ("ADDED", slice_(("10.0.0.1", READY))))
     assert proxy.next() is None
-    deadline = time.monotonic() + 5
-    while proxy.next() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert proxy.next() == "10.0.0.1:8080"
+    eventually(lambda: proxy.next() == "10.0.0.1:8080")
 
 
 def test_late_timer_does_not_undo_a_newer_change() -> None:

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from tests.fakes.kubectl import KUBECTL, NO_KUBECTL
+from tests.fakes.waiting import PATIENCE
 from tests.unit.manifests.overlays import MANIFESTS, PROXIES, Object, build, built, daemon_set, one
 
 SCRIPT = MANIFESTS / "unused-config-maps.sh"
@@ -159,7 +160,7 @@ def unused(folder: Path, responses: dict[str, Object]) -> subprocess.CompletedPr
         kubectl.write_text(f'#!/bin/sh\nexec {KUBECTL} --server={url} "$@"\n')
         kubectl.chmod(0o755)
         environment = {**os.environ, "HOME": str(folder), "KUBECONFIG": os.devnull, "KUBECTL": str(kubectl)}
-        return subprocess.run([SCRIPT], env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run([SCRIPT], env=environment, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def cluster() -> dict[str, Object]:

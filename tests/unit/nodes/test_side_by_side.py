@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from pykubeproxy.nodes.cluster import side_by_side
+from tests.fakes.waiting import PATIENCE
 
 
 def test_results_come_as_they_are_ready() -> None:
@@ -36,7 +37,7 @@ def test_bound_counts_running_calls_and_waiting_results() -> None:
     results: Iterator[int] = side_by_side(work, range(100), 3)
     next(results)
     for _ in range(4):  # three at first, and one for the result that was taken
-        assert three.acquire(timeout=10)
+        assert three.acquire(timeout=PATIENCE)
     assert not three.acquire(timeout=0.05)
     assert len(started) == 4
     assert len(list(results)) == 99

@@ -14,7 +14,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from tests.fakes.follower import eventually
+from tests.fakes.waiting import PATIENCE, eventually
 from vagrant.smoke import answers
 from vagrant.smoke.objects import NAMESPACE, ingress, objects
 
@@ -51,7 +51,7 @@ def probe(port: int, count: int, text: str | None = None) -> answers.Seen:
 def test_server_returns_pod_and_client(server: subprocess.Popen[bytes], port: int) -> None:
     """The response has the pod's name, the client's address and X-Forwarded-For."""
     for host in ("127.0.0.1", "::1"):
-        connection = HTTPConnection(host, port, timeout=5)
+        connection = HTTPConnection(host, port, timeout=PATIENCE)
         connection.request("GET", "/any", headers={"X-Forwarded-For": "192.0.2.1"})
         response = json.loads(connection.getresponse().read())
         connection.close()
@@ -73,7 +73,7 @@ def test_probe_runs_until_its_input_ends(server: subprocess.Popen[bytes], port: 
         assert process.stdout.readline() == "sending\n"
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)
-        output, _ = process.communicate("\n", timeout=20)
+        output, _ = process.communicate("\n", timeout=PATIENCE)
     seen = answers.parse(output)
     assert seen.requests > 1
     assert seen.pods == {socket.gethostname(): seen.requests}

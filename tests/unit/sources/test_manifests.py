@@ -16,7 +16,8 @@ from pykubeproxy.config import yaml
 from pykubeproxy.objects import EndpointSlice, Key, Kind, Service
 from pykubeproxy.sources import SourceError, manifests
 from pykubeproxy.sources.manifests import InvalidManifest, ManifestWatch, load_manifests, read_manifest
-from tests.fakes.follower import Follower, eventually
+from tests.fakes.follower import Follower
+from tests.fakes.waiting import PATIENCE, eventually
 
 Lines = list[MutableMapping[str, Any]]
 
@@ -365,7 +366,7 @@ LOAD = "from pykubeproxy.sources.manifests import load_manifests; print(load_man
 def read_stdin(code: str, text: str) -> tuple[bytes, bytes]:
     """Return the output and the errors of a program with this standard input."""
     done = subprocess.run(
-        [sys.executable, "-c", code], input=text.encode(), capture_output=True, check=False, timeout=20
+        [sys.executable, "-c", code], input=text.encode(), capture_output=True, check=False, timeout=PATIENCE
     )
     return done.stdout, done.stderr
 

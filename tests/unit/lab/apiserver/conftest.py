@@ -8,6 +8,7 @@ import pytest
 import urllib3
 
 from pykubeproxy.lab.apiserver import ApiServer
+from tests.fakes.waiting import PATIENCE
 
 Json = dict[str, Any]
 Maker = Callable[..., Json]
@@ -28,7 +29,7 @@ class Client:
 
     def __init__(self, server: ApiServer) -> None:
         self.server = server
-        self.pool = urllib3.PoolManager(timeout=10, retries=False, cert_reqs="CERT_NONE")
+        self.pool = urllib3.PoolManager(timeout=PATIENCE, retries=False, cert_reqs="CERT_NONE")
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """One request. Headers are given with _ for -; a PATCH is a merge patch unless they say otherwise."""

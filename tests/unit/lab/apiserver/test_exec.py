@@ -18,6 +18,7 @@ from pykubeproxy.lab.apiserver import ApiServer, Sandbox
 from pykubeproxy.lab.apiserver.resources import PODS as PODS_RESOURCE
 from tests.fakes.cluster import certificate
 from tests.fakes.faulty_apiserver import FaultyApiServer
+from tests.fakes.waiting import PATIENCE
 from tests.unit.lab.apiserver.conftest import Client, Maker
 
 V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
@@ -58,7 +59,7 @@ def execute(server: FaultyApiServer) -> Iterator[Callable[..., Any]]:
         url = server.url.replace("http", "ws", 1)
         command = f"command=sh&command=-c&command={script}".replace(" ", "%20").replace(";", "%3B")
         connection = websocket.create_connection(
-            f"{url}{PODS}/one/exec?{command}&{query}", subprotocols=[protocol], timeout=10, **options
+            f"{url}{PODS}/one/exec?{command}&{query}", subprotocols=[protocol], timeout=PATIENCE, **options
         )
         return opened.enter_context(contextlib.closing(connection))
 
@@ -128,7 +129,7 @@ def test_pings_are_answered(execute: Callable[..., Any]) -> None:
 def test_a_missing_program_is_an_internal_error(client: Client, execute: Callable[..., Any]) -> None:
     url = client.server.url.replace("http", "ws", 1)
     connection = websocket.create_connection(
-        f"{url}{PODS}/one/exec?command=nothere&stdout=1", subprotocols=[V5], timeout=10
+        f"{url}{PODS}/one/exec?command=nothere&stdout=1", subprotocols=[V5], timeout=PATIENCE
     )
     status = channels(connection)[3]
     assert (status["reason"], status["code"]) == ("InternalError", 500)
@@ -204,7 +205,7 @@ def test_refusals(server: FaultyApiServer, path: str, code: int, message: str) -
     """They are Status objects, sent instead of the upgrade."""
     with pytest.raises(websocket.WebSocketBadStatusException) as refused:
         websocket.create_connection(
-            server.url.replace("http", "ws", 1) + f"{PODS}/{path}", subprotocols=[V5], timeout=10
+            server.url.replace("http", "ws", 1) + f"{PODS}/{path}", subprotocols=[V5], timeout=PATIENCE
         )
     status = json.loads(refused.value.resp_body or b"")
     assert (refused.value.status_code, status["kind"], status["code"]) == (code, "Status", code)

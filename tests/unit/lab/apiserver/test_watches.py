@@ -1,6 +1,5 @@
 """Watches: where they begin, bookmarks, their end."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 
 from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES, ApiServer, Store
 from tests.fakes.faulty_apiserver import FaultyApiServer
+from tests.fakes.waiting import eventually
 from tests.unit.lab.apiserver.conftest import Client, Maker
 
 PATH = "/api/v1/services?watch=true"
@@ -173,7 +173,4 @@ def test_client_that_leaves_is_noticed_at_once(client_of: Callable[[ApiServer], 
         )
         assert server.watches.running == 1
         response.close()
-        deadline = time.monotonic() + 5
-        while server.watches.running:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        eventually(lambda: not server.watches.running)
