@@ -28,7 +28,7 @@ $(VENV)/.lab: pyproject.toml pykubeproxy/__init__.py $(LAB) | system-lab
 	@touch $@
 
 $(VENV)/.%: $(LOCK)/%.txt $(VENV)/.lab
-	@tests/setup/step.sh "Installing the tools of requirements/$*.txt in $(VENV)" \
+	@tests/setup/step.sh "Installing the tools of $< in $(VENV)" \
 		$(BIN)/python -m pip install --progress-bar=off --no-deps --require-hashes --requirement $<
 	@touch $@
 

@@ -1,6 +1,8 @@
 """Versions, lock files, changelog and the tools of pre-commit agree."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -59,6 +61,13 @@ def test_each_package_is_locked_once() -> None:
     """The files can be installed together, and none has a development tool of another."""
     names = [name for file in LOCKS for name in locked(file)]
     assert len(names) == len(set(names))
+
+
+def test_no_package_lacks_another() -> None:
+    """Files are installed without resolution."""
+    command = [sys.executable, "-m", "pip", "check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
