@@ -424,7 +424,10 @@ class _ProbeAnswer(msgspec.Struct):
 
 def _serve(descriptor: int) -> None:
     """Open sockets in a namespace, -1 is this one; send after a line on standard input, and close at its end."""
-    request = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProbeRequest)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return  # a signal ended the command before it sent the request
+    request = msgspec.json.decode(line, type=ProbeRequest)
     remover = _start_remover(request)
     attempts: list[_OpenProbe] = []
     try:

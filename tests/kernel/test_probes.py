@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,6 +176,12 @@ def test_sender_ends_with_its_caller(server: str) -> None:
     with pytest.raises(RuntimeError), probes.opened(request(DROPPED)) as sender:
         raise RuntimeError
     eventually(lambda: not Path(f"/proc/{sender.pid}").exists())
+
+
+def test_sender_ends_silently_if_its_caller_ends_before_the_request() -> None:
+    command = [sys.executable, "-m", probes.__name__, "-1"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_address_that_the_namespace_lacks_is_an_error(server: str) -> None:
