@@ -7,8 +7,9 @@ from mkdocs.structure.files import File, Files
 
 from tests.docs.reference import FILES, PARTS
 
-# The rest of a marker's line tells readers of the source where the part is.
-_MARKER = re.compile(r"^<!-- generated: (.+?) -->.*$", re.MULTILINE)
+# The rest of a marker's line tells readers of the source where the part is. It comes first: a line that begins with a
+# comment is HTML as a whole.
+_MARKER = re.compile(r"^.*<!-- generated: (.+?) -->$", re.MULTILINE)
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
