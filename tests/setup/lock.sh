@@ -17,21 +17,19 @@ trap 'rm -r "$temporary"' EXIT
 all=$temporary/all.txt
 "${compile[@]}" --output-file "$all" --extra lab "${groups[@]/#/--group=}" pyproject.toml
 
+# Usage: names FILE…
+names() {
+    sed -n 's/^\([a-z0-9._-]*\)==.*/\1/p' "$@" | sort -u
+}
 # Usage: lock NAME ARGUMENT…; the arguments request the packages of a file.
 lock() {
-    "${compile[@]}" --constraints "$all" --output-file "$temporary/part.txt" "${@:2}"
+    local file=$folder/$1.txt
+    "${compile[@]}" --constraints "$all" --output-file "$temporary/requested.txt" "${@:2}"
+    touch "$file"
+    comm -23 <(names "$temporary/requested.txt") <(names "$folder"/*.txt) >"$temporary/new.txt"
     # The lines of the whole resolution: its markers hold for all files.
-    awk -F == -v file="$folder/$1.txt" '
-        FNR == 1 { part++ }
-        /^ / && !shown { next }
-        !/^ / { shown = part == 3 && ($1 in requested) && !($1 in locked) }
-        !/^ / && part == 1 { locked[$1] }
-        !/^ / && part == 2 { requested[$1] }
-        shown { print >file }
-    ' "$temporary/locked.txt" "$temporary/part.txt" "$all"
-    cat "$folder/$1.txt" >>"$temporary/locked.txt"
+    awk -F == 'NR == FNR { new[$1]; next } !/^ / { shown = $1 in new } shown' "$temporary/new.txt" "$all" >"$file"
 }
-echo >"$temporary/locked.txt"
 lock node --extra node pyproject.toml
 lock lab --extra lab pyproject.toml
 for group in "${groups[@]}"; do

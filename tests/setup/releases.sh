@@ -4,8 +4,8 @@
 set -eu
 cd "$(dirname "$0")/../.."
 case ${1:-} in
-newest) targets=(lint pytest) option=--upgrade ;;
-lowest) targets=(pytest) option=--resolution=lowest-direct ;;
+newest) targets=(lint pytest) options=() ;;
+lowest) targets=(pytest) options=(--resolution=lowest-direct) ;;
 *) echo "set RELEASES=newest or RELEASES=lowest" >&2 && exit 2 ;;
 esac
 folder=build/$1
@@ -18,7 +18,7 @@ differences() {
     diff <(versions requirements) <(versions "$folder/requirements") | sed -n "s/^</locked/p; s/^>/$1/p" | sort -k 2
 }
 
-tests/setup/lock.sh "$folder/requirements" "$option"
+tests/setup/lock.sh "$folder/requirements" "${options[@]}"
 echo "Testing with these releases:"
 differences "$1"
 failed=()
