@@ -82,6 +82,14 @@ def running(
             process.wait()
 
 
+def is_running(pid: int) -> bool:
+    """Return whether a process exists and is no zombie: a child of a killed command is one until init reaps it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def pykubeproxy(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command and return its output; `options` are those of subprocess.run."""
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=PATIENCE, **options)

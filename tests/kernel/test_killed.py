@@ -87,6 +87,11 @@ def kill(work: Callable[[], None], when: Callable[[], object]) -> None:
     assert os.WIFSIGNALED(status), "the work ended by itself"
 
 
+def processes_in(namespace: str) -> bytes:
+    """Return the process ids, one a line."""
+    return subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, check=True).stdout
+
+
 def ours(tables: Tables) -> dict[ChainKey, tuple[str, ...]]:
     return {key: rules for key, rules in tables.save().chains.items() if rules or "KUBE" in key.chain}
 
@@ -112,9 +117,7 @@ def test_one_sync_recovers_from_killed_agents(backend: Backend, namespace: str, 
                 when=lambda: time.sleep(rng.uniform(0.01, 0.25)),
             )
             # Wait for commands of the killed agent.
-            eventually(
-                lambda: not subprocess.run(["ip", "netns", "pids", namespace], capture_output=True).stdout
-            )
+            eventually(lambda: not processes_in(namespace))
         fresh = FakeIptables(backend)
         FamilyTables(fresh, None).sync(cluster, Changes(), CONTEXT)
         successor = FamilyTables(iptables, limit)
@@ -138,7 +141,7 @@ def test_a_killed_agent_writes_nothing_more(backend: Backend, namespace: str, ru
 
     kill(write, when=lambda: eventually(lambda: ours(iptables)))
     begun, at_once = time.monotonic(), len(ours(iptables))
-    eventually(lambda: not subprocess.run(["ip", "netns", "pids", namespace], capture_output=True).stdout)
+    eventually(lambda: not processes_in(namespace))
     print(f"{backend.value}: no process after {time.monotonic() - begun:.2f} s")
     written = len(ours(iptables))
     assert at_once <= written <= at_once + 1  # the kernel completes a commit

@@ -11,21 +11,8 @@ from pykubeproxy.kernel import Failed, Missing, Runner, restore
 from pykubeproxy.kernel.errors import NotStarted, TimedOut
 from pykubeproxy.kernel.restore import IptablesSession
 from pykubeproxy.kernel.runner import CommandResult
-from tests.fakes.waiting import PATIENCE
-
-
-def ends(pid: int) -> bool:
-    """Return whether a process ends in time."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        try:
-            # A child of a killed command may be a zombie until init reaps it.
-            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.01)
-    return False
+from tests.fakes.process import is_running
+from tests.fakes.waiting import eventually
 
 
 def run_with_pieces(command: Sequence[str], pieces: Iterable[str], seconds: float = 10) -> CommandResult:
@@ -44,7 +31,7 @@ def test_hung_command_is_killed_with_its_children(tmp_path: Path) -> None:
         Runner().run(("bash", "-c", script), seconds=0.5)
     started = [int(line) for line in pids.read_text().split()]
     assert len(started) == 2
-    assert all(map(ends, started))
+    eventually(lambda: not any(map(is_running, started)))
 
 
 def test_a_command_that_reads_slowly_is_not_killed() -> None:

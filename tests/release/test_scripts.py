@@ -118,7 +118,7 @@ def test_nothing_is_left_of_isolated_commands(tmp_path: Path, number: signal.Sig
 PROJECT = Path(__file__).parents[2]
 VAGRANT = PROJECT / "vagrant"
 # Every fake tool logs its arguments; kind has a cluster if the file kind-cluster exists.
-TOOL = '#!/bin/sh\necho "$(basename "$0") $*" >>"{notes}"\n{more}\n'
+TOOL = 'echo "$(basename "$0") $*" >>"{notes}"\n{more}'
 MORE = {"kind": '[ "$1 $2" != "get clusters" ] || [ ! -f "{folder}/kind-cluster" ] || echo kind'}
 
 Bring = Callable[..., list[str]]
@@ -130,9 +130,7 @@ def bring_up(tmp_path: Path) -> Bring:
     tools, notes = tmp_path / "bin", tmp_path / "notes"
     tools.mkdir()
     for name in ("docker", "kind", "kubectl", "curl", "python3"):
-        tool = tools / name
-        tool.write_text(TOOL.format(notes=notes, more=MORE.get(name, "").format(folder=tmp_path)))
-        tool.chmod(0o755)
+        executable(tools / name, TOOL.format(notes=notes, more=MORE.get(name, "").format(folder=tmp_path)))
     downloads = tmp_path / "cache/pykubeproxy"
     downloads.mkdir(parents=True)
 
@@ -281,14 +279,13 @@ def filled_in(folder: Path, config: str, server: str) -> subprocess.CompletedPro
         shutil.copy(FOLDER / name, folder)
     (folder / "config").write_text(config)
     (folder / "kubeconfig").write_text(KUBECONFIG.format(server=server))
-    kubectl = folder / "kubectl"
-    kubectl.write_text(
-        '#!/bin/sh\ncase "$*" in\n'
+    kubectl = executable(
+        folder / "kubectl",
+        'case "$*" in\n'
         f"'-n kube-system get configmap kube-proxy -o go-template='*kubeconfig.conf*) exec cat {folder}/kubeconfig;;\n"
         f"'-n kube-system get configmap kube-proxy -o go-template='*config.conf*) exec cat {folder}/config;;\n"
-        "*) exit 9;;\nesac\n"
+        "*) exit 9;;\nesac",
     )
-    kubectl.chmod(0o755)
     return subprocess.run(
         [folder / "from-kube-proxy.sh"],
         env={**os.environ, "KUBECTL": str(kubectl)},

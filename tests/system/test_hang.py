@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.cluster import service
 from tests.fakes.faulty_apiserver import FaultyApiServer
-from tests.fakes.process import HEALTH, answers, inside_a_namespace, metric, running, tool
+from tests.fakes.process import HEALTH, answers, inside_a_namespace, is_running, metric, running, tool
 from tests.fakes.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.root
@@ -127,14 +127,7 @@ def test_a_signal_ends_a_hung_iptables_too(hanging: Hanging) -> None:
         assert process.returncode == 128 + signal.SIGTERM
         pids = hanging.tool_file.read_text().split()
         assert len(pids) == 2
-        eventually(lambda: not any(is_running(pid) for pid in pids))
-
-
-def is_running(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+        eventually(lambda: not any(is_running(int(pid)) for pid in pids))
 
 
 @pytest.mark.parametrize("once", [True, False])

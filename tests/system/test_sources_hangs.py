@@ -1,7 +1,6 @@
 """Requests that hang: each ends in time, and the outage counts meanwhile."""
 
 import os
-import re
 import signal
 import socket
 import threading
@@ -22,6 +21,7 @@ from pykubeproxy.sources.failures import Failure
 from tests.fakes.canned import CHUNKED, Answer, CannedServer
 from tests.fakes.cluster import SHORT, certificate, kubeconfig, server, service, watches
 from tests.fakes.follower import Follower
+from tests.fakes.process import is_running
 from tests.fakes.waiting import PATIENCE, eventually
 
 # Longer than any wait of a test.
@@ -133,13 +133,6 @@ def hanging_plugin(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     children = tmp_path / "children"
     for pid in children.read_text().split() if children.exists() else ():
         assert not is_running(int(pid)), "a child of the plugin still runs"
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return re.search(r"^State:\s+[^Z]", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE) is not None
-    except OSError:
-        return False
 
 
 def test_a_plugin_that_hangs_is_killed_with_its_children(
