@@ -29,7 +29,12 @@ def deferring(message: str) -> Iterator[Callable[[], bool]]:
         asked.append(number)
 
     with handling(remember, signal.SIGINT, *ENDING):
-        yield lambda: bool(asked)
+        try:
+            yield lambda: bool(asked)
+        except Exception:
+            # The program ends as the signal asks, also if its last work fails.
+            if not asked:
+                raise
     if asked[:1] == [signal.SIGINT]:
         raise KeyboardInterrupt
     if asked:

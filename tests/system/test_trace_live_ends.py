@@ -108,7 +108,7 @@ def test_signals_end_a_live_trace_when_nothing_is_left(
     ends = {128 + number for number in signals} | {-number for number in signals}
     if step is reads_again:
         ends.add(3)
-    assert process.returncode in ((128 + signals[0],) if step is sends else ends)
+    assert process.returncode in ((128 + signals[0],) if step is sends else ends), errors
     notes = ("table netdev lost", "waiting up to")
     lines = [line for line in errors.splitlines() if line and not any(note in line for note in notes)]
     assert [line[:14] for line in lines] in (
