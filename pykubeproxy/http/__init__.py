@@ -1,6 +1,7 @@
 """An HTTP/1.1 server on h11: limited threads, bytes and seconds per client; keep-alive, streams and TLS."""
 
 import posixpath
+import re
 import socket
 from collections.abc import Callable, Mapping
 from html import escape
@@ -17,6 +18,9 @@ Stream = Callable[[Send, int], None]
 #: Speak another protocol on the connection until it ends, the 101 response included. The second argument is what the
 #: client has sent behind its request.
 Upgrade = Callable[[socket.socket, bytes], None]
+
+
+_NEVER = re.compile(r"q=0(\.0*)?")
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -67,6 +71,21 @@ Handler = Callable[[Request], Response]
 def text(body: str) -> Response:
     """Return a response of plain text."""
     return Response(body.encode())
+
+
+def accepts(header: str, name: str) -> bool:
+    """Return whether a header Accept or Accept-Encoding names this media type or coding, with a weight other than 0.
+
+    A wildcard names nothing. Neither does an entry with further parameters: "as=Table" asks for other content.
+    """
+    for entry in header.lower().split(","):
+        named, *parameters = (part.strip() for part in entry.split(";"))
+        if named == name:
+            return all(
+                parameter.startswith(("q=", "charset=")) and not _NEVER.fullmatch(parameter)
+                for parameter in parameters
+            )
+    return False
 
 
 def router(routes: Mapping[str, Handler]) -> Handler:

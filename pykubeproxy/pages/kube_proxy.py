@@ -7,10 +7,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-# The group of the API objects, its deprecated version, and all its versions, the preferred one first.
-GROUP, DEPRECATED = "config.k8s.io", "v1alpha1"
-VERSIONS = ("v1beta1", DEPRECATED)
-
 
 class FamilyHealthPage(msgspec.Struct, frozen=True, rename="camel"):
     """One IP family on a health page.
@@ -60,57 +56,3 @@ class ServiceHealthPage(msgspec.Struct, frozen=True, rename="camel"):
     service: ServiceReference
     local_endpoints: int
     service_proxy_healthy: bool
-
-
-class PageMetadata(msgspec.Struct, frozen=True):
-    """The metadata of an API object: the name of the component."""
-
-    name: str = "kube-proxy"
-
-
-class FlagzPage(msgspec.Struct, frozen=True, rename="camel", tag_field="kind", tag="Flagz", kw_only=True):
-    """The page /flagz as an API object.
-
-    - `api_version`: group and version of the object
-    - `metadata`: the name of the component
-    - `flags`: the value of each flag in force
-    """
-
-    api_version: str
-    metadata: PageMetadata = PageMetadata()
-    flags: Mapping[str, str]
-
-
-class StatuszPage(msgspec.Struct, frozen=True, rename="camel", tag_field="kind", tag="Statusz", kw_only=True):
-    """The page /statusz as an API object.
-
-    - `api_version`: group and version of the object
-    - `metadata`: the name of the component
-    - `start_time`, `uptime_seconds`: when the process started, and for how long it has run
-    - `go_version`: always empty
-    - `binary_version`: the version of pykubeproxy
-    - `emulation_version`: the version of kube-proxy that it stands for
-    - `paths`: the pages of this address
-    """
-
-    api_version: str
-    metadata: PageMetadata = PageMetadata()
-    start_time: str
-    uptime_seconds: int
-    go_version: str = ""
-    binary_version: str
-    emulation_version: str
-    paths: tuple[str, ...]
-
-
-class NotAcceptable(
-    msgspec.Struct, frozen=True, rename="camel", tag_field="kind", tag="Status", kw_only=True
-):
-    """The answer to a request that accepts none of the forms of a page; `message` lists them."""
-
-    api_version: str = "v1"
-    metadata: Mapping[str, str] = {}
-    status: str = "Failure"
-    message: str
-    reason: str = "NotAcceptable"
-    code: int = 406

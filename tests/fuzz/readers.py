@@ -13,7 +13,6 @@ import msgspec
 from pykubeproxy import config, http
 from pykubeproxy.agent.observe import handlers
 from pykubeproxy.bundle.read import InvalidBundle, read_bundle
-from pykubeproxy.http.accept import preferred
 from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.dump.report import service_blocks
 from pykubeproxy.inspect.explain.model import explain_nodes
@@ -175,7 +174,7 @@ def request(raw: bytes) -> None:
 
     def handle(request: http.Request) -> http.Response:
         assert request.path.startswith("/")
-        preferred(request.headers.get("accept", ""), (http.TEXT, http.HTML, http.JSON))
+        http.accepts(request.headers.get("accept", ""), "application/json")
         with contextlib.suppress(ValueError):
             handlers.read_filter(request.query)
         return http.Response()

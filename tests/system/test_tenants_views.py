@@ -191,13 +191,13 @@ def requested(path: str, accept: str, *where: str, arguments: Sequence[str] = ()
 
 def is_kube_proxys(url: str, *where: str, arguments: Sequence[str] = ()) -> bool:
     """Return whether the pages at an address are kube-proxy's, which name no Service."""
-    text, *others = [
+    text, html, json = [
         requested(f"{url}/statusz", accept, *where, arguments=arguments) for accept in ("*/*", HTML, JSON)
     ]
     assert requested(f"{url}/metrics", "*/*", *where, arguments=arguments).startswith("200 ")
     return (
-        text.startswith("200 kube-proxy statusz")
-        and all(page.startswith('406 {"kind":"Status",') for page in others)
+        all(page.startswith("200 kube-proxy statusz") for page in (text, html))
+        and json.startswith("406 406 not acceptable")
         and requested(f"{url}/servicez", JSON, *where, arguments=arguments) == "404 404 page not found"
     )
 

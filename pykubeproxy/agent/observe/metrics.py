@@ -14,7 +14,6 @@ from prometheus_client.samples import Sample
 
 from pykubeproxy import http
 from pykubeproxy.agent.report import SyncReport
-from pykubeproxy.http import accept
 from pykubeproxy.kernel import TABLES, nfacct
 from pykubeproxy.objects import Deleted, EndpointSlice, Event, Family, Key, Kind, Listed, Service, Updated
 from pykubeproxy.rules import skeleton
@@ -448,7 +447,7 @@ def scraped(page: http.Response, request: http.Request, started: float) -> http.
     """Complete a page of metrics, compressed if the client accepts gzip; `started` is when the process started."""
     headers: tuple[tuple[str, str], ...] = (("Process-Start-Time-Unix", str(int(started))),)
     body = page.body
-    if accept.accepts_gzip(request.headers.get("accept-encoding", "")):
+    if http.accepts(request.headers.get("accept-encoding", ""), "gzip"):
         headers += (("Content-Encoding", "gzip"),)
         body = gzip.compress(body, _GZIP_LEVEL)
     return http.Response(body, page.content_type, headers=headers)
