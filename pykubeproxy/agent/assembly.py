@@ -4,7 +4,6 @@ import structlog
 
 import pykubeproxy
 from pykubeproxy.agent import RunOptions
-from pykubeproxy.agent.firewalls import FirewallWatch, check_firewalls
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox
@@ -77,13 +76,7 @@ def run_agent(
         start_thread("instance-lock", lambda: keep_lock(lock, mailbox.put), mailbox)
         if client:
             start_thread("api-contact", client.contact.run, mailbox)
-        firewalls = FirewallWatch(
-            lambda: check_firewalls(families.backend),
-            observers.history.last_success,
-            recorder,
-            observers.metrics.firewalls_checked,
-        )
-        for worker in (flows, connections, firewalls, config_watch, families.watch):
+        for worker in (flows, connections, config_watch, families.watch):
             if worker:
                 start_thread(worker.name, worker.run, mailbox)
         return agent.run()

@@ -5,7 +5,6 @@ iptables-nft takes long to decode rules; this module finds the few chains to dec
 nftables or without CAP_NET_ADMIN.
 """
 
-import hashlib
 import re
 import socket
 from collections.abc import Iterable, Iterator
@@ -23,10 +22,6 @@ _GET_TABLE, _DELETE_TABLE, _GET_CHAIN, _GET_RULE, _GET_GENERATION = (
     10 << 8 | command for command in (1, 2, 4, 7, 16)
 )
 _TABLE_NAME, _CHAIN_TABLE, _CHAIN_NAME, _RULE_TABLE, _RULE_CHAIN, _GENERATION = 1, 1, 3, 1, 2, 1
-# Flags and handle of a table, name of the table, handle and policy of a chain: what changes when the object does.
-_TABLE_STATE, _CHAIN_STATE, _RULE_HANDLE, _EXPRESSIONS = (2, 4), (1, 2, 5), 3, 4
-# Expressions that change with packets. The name comes first.
-_COUNTING = tuple(string_attribute(1, name) for name in ("counter", "limit", "quota", "last", "connlimit"))
 # A verdict NFT_JUMP or NFT_GOTO: its code, the attribute header of the chain's name, the name.
 _JUMP = re.compile(rb"\xff\xff\xff[\xfd\xfc]..\x02\x00([\x21-\x7e]+)\0", re.DOTALL)
 _COMMENT = b"\x01\x00comment\x00"
@@ -65,25 +60,6 @@ def generation() -> int:
     """Return the number of the last transaction in this network namespace."""
     answer = netlink.netfilter_request(_GET_GENERATION, 0, socket.AF_UNSPEC, b"")
     return int.from_bytes(netlink.attributes(answer)[_GENERATION], "big")
-
-
-def layout(tables: Iterable[str]) -> bytes:
-    """Return a digest of tables such as "inet firewalld", which changes with a chain, a policy or a rule of them."""
-    digest = hashlib.blake2b()
-    for family, name in (table.split(maxsplit=1) for table in tables):
-        number = _TABLE_FAMILIES[family]
-        selector = string_attribute(_TABLE_NAME, name)
-        found = netlink.netfilter_request(_GET_TABLE, 0, number, selector)
-        # The kernel lists the chains of all tables of a family; the name of its table comes first.
-        chains = [raw for raw in netlink.netfilter_dump(_GET_CHAIN, number, b"") if raw.startswith(selector)]
-        for kinds, objects in ((_TABLE_STATE, [found]), (_CHAIN_STATE, chains)):
-            for values in map(netlink.attributes, objects):
-                digest.update(b" ".join(values.get(kind, b"") for kind in kinds))
-        for rule in map(netlink.attributes, netlink.netfilter_dump(_GET_RULE, number, selector)):
-            expressions = (one for _, one in netlink.elements(rule.get(_EXPRESSIONS, b"")))
-            lasting = (one for one in expressions if not one.startswith(_COUNTING))
-            digest.update(b" ".join((rule[_RULE_HANDLE], *lasting)))
-    return digest.digest()
 
 
 def _is_of_iptables(table_family: str, name: str) -> bool:

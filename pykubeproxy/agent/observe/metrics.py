@@ -123,8 +123,7 @@ class Latencies:
 class Metrics:
     """All metrics of the agent; methods are named after the events of Observers. Points in time are seconds since 1970.
 
-    Call from the loop thread only; any thread may call `health_served`, `reconciled`, `firewalls_checked`,
-    `pending` and `page`.
+    Call from the loop thread only; any thread may call `health_served`, `reconciled`, `pending` and `page`.
     Two functions are called at each scrape: `read_counter` returns the packets of an nfacct counter, or None;
     `busy_seconds` returns how long the loop has made no progress. `families` are those that are served.
     """
@@ -240,11 +239,6 @@ class Metrics:
             "dispatch_tree_rejected",
             "1 while a flat chain replaces a dispatch tree that iptables rejects, else 0",
         )
-        self._firewall_rules = gauge(
-            "firewall_rules_stopping_services",
-            "Rules and policies of nftables that stop packets to Services",
-            labelnames=(),
-        )
         # Without the 0 before it, a rate misses the first increase.
         for family in self._families:
             for counted in (self._failures, self._partial_failures, self._flows):
@@ -333,9 +327,6 @@ class Metrics:
 
     def drift_contested(self, family: Family, contested: bool) -> None:
         self._contested.labels(family.value).set(contested)
-
-    def firewalls_checked(self, stopping: int) -> None:
-        self._firewall_rules.set(stopping)
 
     def programmed(self, family: Family, seconds: float) -> None:
         """Observe how long after a change of endpoints its rules were applied."""

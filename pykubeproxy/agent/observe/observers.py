@@ -278,9 +278,5 @@ class SyncHistory:
             for family, state in health.families.items()
         )
 
-    def last_success(self) -> float:
-        """Return when the last successful sync ended, 0.0 before the first."""
-        return max((sync.time for sync in self.syncs if not sync.failure), default=0.0)
-
     def _add(self, sync: SyncRecord) -> None:
         self.syncs = (*self.syncs, sync)[-_SYNCS:]

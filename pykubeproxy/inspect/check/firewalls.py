@@ -4,7 +4,6 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 import msgspec
 
@@ -35,13 +34,6 @@ _ADVICE = (
 _OUTSIDE = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}
 
 
-class StoppedTraffic(NamedTuple):
-    """A rule that stops packets to Services, with its chain and table, and a message that names both and Services."""
-
-    rule: str
-    message: str
-
-
 def firewalls(family: Family, rules: NodeRules, network: NodeNetwork) -> Iterator[Finding]:
     """Check the tables of nftables that are not kube-proxy's, if there are any."""
     check = Check("firewall", family)
@@ -49,17 +41,17 @@ def firewalls(family: Family, rules: NodeRules, network: NodeNetwork) -> Iterato
     if not tables:
         return
     try:
-        stopped = stopped_traffic(family, rules, network)
+        stopped = _stopped_traffic(family, rules, network)
     except TooManyRules as error:
         yield check.skip(str(error))
         return
-    yield from (check.warn(one.message, _ADVICE) for one in stopped)
+    yield from (check.warn(message, _ADVICE) for message in stopped)
     if not stopped and next(packets_to_services(family, rules, network), None):
         yield check.ok(f"packets to Services pass nftables {listed(tables)}")
 
 
-def stopped_traffic(family: Family, rules: NodeRules, network: NodeNetwork) -> list[StoppedTraffic]:
-    """Return the rules in these tables that stop packets to Services. Raises TooManyRules."""
+def _stopped_traffic(family: Family, rules: NodeRules, network: NodeNetwork) -> list[str]:
+    """Return a message about each rule in these tables that stops packets to Services. Raises TooManyRules."""
     tables = _tables(rules)
     stopped: dict[Step, dict[str, None]] = {}
     for title, ways in packets_to_services(family, rules, network) if tables else ():
@@ -68,12 +60,9 @@ def stopped_traffic(family: Family, rules: NodeRules, network: NodeNetwork) -> l
                 if step.table in tables:
                     stopped.setdefault(step, {})[title] = None
     return [
-        StoppedTraffic(
-            f"{where}: {step.rule}",
-            f"{where} {step.does}s packets to {listed(titles, _MOST_NAMED)}: {step.rule}",
-        )
+        f"chain {step.chain} of nftables table {step.table} {step.does}s packets to"
+        f" {listed(titles, _MOST_NAMED)}: {step.rule}"
         for step, titles in stopped.items()
-        for where in [f"chain {step.chain} of nftables table {step.table}"]
     ]
 
 
