@@ -12,7 +12,6 @@ from pykubeproxy.agent.observe.events import ApiRecorder, Recorder
 from pykubeproxy.agent.observe.health import Heartbeat
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.status import StatusService
-from pykubeproxy.agent.stale_connections import StaleConnections
 from pykubeproxy.agent.startup import Families, open_families
 from pykubeproxy.agent.stops import ConfigFileWatch, keep_lock, start_thread
 from pykubeproxy.kernel import InstanceLock, watch_addresses
@@ -67,16 +66,11 @@ def run_agent(
         observers.health.watching(watches)
         observers.metrics.cleaning_flows(flows.waiting_seconds)
         observers.metrics.read_dropped_lines(options.dropped_lines)
-        connections = StaleConnections(
-            names,
-            lambda question: service.query(lambda cluster, _: question(cluster)),
-            observers.metrics.stale_connections,
-        )
         watch_addresses(lambda: mailbox.put(AddressesChanged()))
         start_thread("instance-lock", lambda: keep_lock(lock, mailbox.put), mailbox)
         if client:
             start_thread("api-contact", client.contact.run, mailbox)
-        for worker in (flows, connections, config_watch, families.watch):
+        for worker in (flows, config_watch, families.watch):
             if worker:
                 start_thread(worker.name, worker.run, mailbox)
         return agent.run()

@@ -93,14 +93,6 @@ def udp_flows(family: Family) -> Iterator[TrackedFlow]:
     return _flows(family, socket.IPPROTO_UDP)
 
 
-def translated_connections(family: Family) -> Iterator[TrackedFlow]:
-    """Yield the established TCP connections with DNAT, as `udp_flows` does."""
-    for flow in _flows(family, socket.IPPROTO_TCP):
-        translated = flow.reply_source != flow.destination
-        if translated and _state(socket.IPPROTO_TCP, attributes(flow.raw)) == "ESTABLISHED":
-            yield flow
-
-
 def _flows(family: Family, wanted: int) -> Iterator[TrackedFlow]:
     for raw, original, reply in _in_default_zone(family, _filter(family, wanted)):
         source, destination, protocol, source_port, port = original

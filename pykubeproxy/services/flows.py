@@ -1,19 +1,16 @@
 """Find stale flows: conntrack entries whose NAT leads to a pod that no longer serves their destination.
 
-Stale UDP flows are deleted, stale TCP connections only counted: TCP and SCTP clients reconnect. A UDP client that keeps
-its source port keeps its conntrack entry, with the NAT of its first packet: to a pod that may be deleted, or to none if
-the service had no endpoint.
+Only those of UDP are deleted: TCP and SCTP clients reconnect. A UDP client that keeps its source port keeps its conntrack
+entry, with the NAT of its first packet: to a pod that may be deleted, or to none if the service had no endpoint.
 """
 
 import ipaddress
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Set
 from functools import lru_cache
-from typing import NamedTuple
 
 import msgspec
 
-from pykubeproxy.objects import Family, Protocol, Service
-from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.objects import Family, Protocol
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.selection import ResolvedPort
 
@@ -212,47 +209,3 @@ def _udp_port(resolved: ResolvedPort, is_rejected: bool) -> UdpPort:
 
 def _packed(address: str) -> bytes:
     return ipaddress.ip_address(address).packed
-
-
-class TranslatedFlow(NamedTuple):
-    """The destination of a client's packets and the endpoint that NAT chose, each an address with a port."""
-
-    destination: tuple[str, int]
-    endpoint: tuple[str, int]
-
-
-def count_stale_connections(flows: Mapping[TranslatedFlow, int], family: Family, cluster: Cluster) -> int:
-    """Return how many TCP connections to Services of a family stay on an endpoint that serves none of their ports.
-
-    `flows` has the number of connections of each kind. Destinations of no Service do not count: others use DNAT, too.
-    """
-    addresses: dict[int, set[str]] = {}
-    for flow in flows:
-        addresses.setdefault(flow.destination[1], set()).add(flow.destination[0])
-    endpoints: dict[tuple[str, int], set[tuple[str, int]]] = {}
-    for service in cluster.services():
-        if frontends := [*_tcp_frontends(service, addresses)]:
-            served = {
-                (endpoint.address, port.port)
-                for slice_ in cluster.slices_of(service.key, family)
-                for port in slice_.ports
-                if port.port and port.protocol is Protocol.TCP
-                for endpoint in slice_.endpoints
-                if endpoint.ready or endpoint.serving
-            }
-            for frontend in frontends:
-                endpoints.setdefault(frontend, set()).update(served)
-    return sum(
-        number
-        for flow, number in flows.items()
-        if flow.destination in endpoints and flow.endpoint not in endpoints[flow.destination]
-    )
-
-
-def _tcp_frontends(service: Service, addresses: Mapping[int, Set[str]]) -> Iterator[tuple[str, int]]:
-    """Yield the TCP frontends of a Service among destinations, `addresses` by port; any address serves a node port."""
-    own = (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips)
-    for port in service.ports:
-        if port.protocol is Protocol.TCP:
-            yield from ((address, port.port) for address in own if address in addresses.get(port.port, ()))
-            yield from ((address, port.node_port) for address in addresses.get(port.node_port, ()))

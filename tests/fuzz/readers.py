@@ -235,7 +235,6 @@ def netlink(raw: bytes) -> None:
     questions: Sequence[Callable[[], object]] = (
         lambda: [*conntrack.udp_flows(Family.IPV4)],
         lambda: [*conntrack.udp_flows(Family.IPV6)],
-        lambda: [*conntrack.translated_connections(Family.IPV4)],
         lambda: nftables.has_chain(Family.IPV4, "nat", "KUBE-SERVICES"),
         lambda: [*nftables._rules(Family.IPV4, "nat", "KUBE-SERVICES")],
         lambda: nfacct.read("name"),

@@ -1,4 +1,4 @@
-"""A long connection whose endpoint has gone, in a lab: the commands and the agent name it."""
+"""A long connection whose endpoint has gone, in a lab: the commands name it."""
 
 import json
 import os

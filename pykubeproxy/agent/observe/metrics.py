@@ -215,10 +215,6 @@ class Metrics:
             "How long stale UDP flows have waited for their deletion; 0 if there are none",
             labelnames=(),
         )
-        self._stale_connections = gauge(
-            "stale_connections",
-            "TCP connections to Services that stay on an endpoint which no longer serves, as of the last minute",
-        )
         self._unwatched = gauge(
             "unwatched_seconds",
             "Time since the last answer about these objects while their watch fails, else 0",
@@ -263,10 +259,6 @@ class Metrics:
     def cleaning_flows(self, waiting_seconds: Callable[[], float]) -> None:
         """Call this function at each scrape; it returns for how long stale UDP flows have waited for their deletion."""
         self._flows_waiting.set_function(waiting_seconds)
-
-    def stale_connections(self, family: Family, number: int) -> None:
-        """Set how many TCP connections stay on endpoints which no longer serve."""
-        self._stale_connections.labels(family.value).set(number)
 
     def read_dropped_lines(self, dropped_lines: Callable[[], int]) -> None:
         """Call this function at each scrape; it returns how many log lines were dropped."""

@@ -157,7 +157,7 @@ class StatusService:
 
     def status(self, filter_: PageFilter) -> AgentStatus:
         """Return the current status; without services while a sync runs."""
-        services = self.query(lambda cluster, tables: list_services(cluster, tables, filter_))
+        services = self._query(lambda cluster, tables: list_services(cluster, tables, filter_))
         health = self._observers.health.state()
         history = self._observers.history
         pending_services, pending_endpoints = self._observers.metrics.pending()
@@ -197,13 +197,13 @@ class StatusService:
 
     def objects(self, filter_: PageFilter, all_slices: bool = False) -> NodeObjects | None:
         """Return the objects of the agent, see `list_objects`; None while a sync runs."""
-        return self.query(
+        return self._query(
             lambda cluster, tables: list_objects(
                 cluster, tables, self._node_name, filter_, self._api_servers(), all_slices
             )
         )
 
-    def query(self, question: Callable[[Cluster, Iterable[FamilyTables]], _T]) -> _T | None:
+    def _query(self, question: Callable[[Cluster, Iterable[FamilyTables]], _T]) -> _T | None:
         """Let the loop answer a question; return None while a sync runs."""
         # One query at a time, so that a sync waits for one query at most.
         deadline = time.monotonic() + _TIMEOUT
