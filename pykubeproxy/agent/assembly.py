@@ -8,7 +8,7 @@ from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox
 from pykubeproxy.agent.node_setup import set_up
-from pykubeproxy.agent.observe.events import ApiRecorder, Recorder
+from pykubeproxy.agent.observe.events import NORMAL, ApiRecorder, Recorder
 from pykubeproxy.agent.observe.health import Heartbeat
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.status import StatusService
@@ -38,9 +38,8 @@ def run_agent(
     heartbeat = Heartbeat()
     families = open_families(config, None if options.once else mailbox.put, heartbeat.progress)
     api_servers = client.server_addresses if client else frozenset
-    _log_start(node_name, families)
-
     recorder = ApiRecorder(client, node_name) if client and not options.once else Recorder(node_name)
+    report_start(families, recorder)
     names = [opened.tables.family for opened in families.opened]
     observers = Observers(config, names, recorder, client is not None, mailbox.waiting_since, heartbeat)
     flows = FlowCleaner(config.logging.verbosity, observers.metrics.reconciled)
@@ -78,7 +77,9 @@ def run_agent(
         observers.close()
 
 
-def _log_start(node_name: str, families: Families) -> None:
+def report_start(families: Families, recorder: Recorder) -> None:
+    """Log the start, and report each family that this node cannot serve."""
+    node_name = recorder.node_name
     log.info(
         "starting",
         version=pykubeproxy.__version__,
@@ -88,6 +89,8 @@ def _log_start(node_name: str, families: Families) -> None:
     )
     for family, reason in families.unsupported.items():
         log.warning("address family not supported", family=family.value, reason=reason)
+        note = f"node {node_name} does not serve {family.value}: {reason}"
+        recorder.on_node("AddressFamilyNotSupported", note, "StartKubeProxy", NORMAL)
 
 
 def _run_once(agent: Agent, watches: tuple[Watch, ...], mailbox: Mailbox, flows: FlowCleaner) -> int:

@@ -58,17 +58,22 @@ def open_families(
     on_write: Callable[[kernel.ExternalWrite], None] | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> Families:
-    """Open the tables of all supported families. Raises KernelError if a required kernel feature or tool is missing.
+    """Open the tables of all supported families. Raises KernelError if there is none, or if they cannot be read.
 
     `on_write` is called for writes of other programs to the tables, `progress` whenever a command starts, reads or writes.
     """
     backend = prepare_backend(config)
     watch = _watch(backend, on_write) if on_write else None
-    reasons = {family: kernel.unsupported_reason(backend, family) for family in Family}
-    opened = tuple(
-        _open(config, backend, family, watch, progress) for family, reason in reasons.items() if not reason
-    )
-    return Families(backend, opened, {family: reason for family, reason in reasons.items() if reason}, watch)
+    opened: list[OpenedFamily] = []
+    unsupported: dict[Family, str] = {}
+    for family in Family:
+        try:
+            opened.append(_open(config, backend, family, watch, progress))
+        except kernel.UnsupportedFamily as error:
+            unsupported[family] = str(error)
+    if not opened:
+        raise kernel.UnsupportedFamily("; ".join(dict.fromkeys(unsupported.values())))
+    return Families(backend, tuple(opened), unsupported, watch)
 
 
 def _open(
@@ -78,6 +83,8 @@ def _open(
     watch: kernel.TableWatch | None,
     progress: Callable[[], None],
 ) -> OpenedFamily:
+    if reason := kernel.unsupported_reason(backend, family):
+        raise kernel.UnsupportedFamily(reason)
     started = watch.command_started if watch else None
     iptables = kernel.open_iptables(backend, family, kernel.Runner(started=started, progress=progress))
     features = kernel.probe_features(iptables).require()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Rejected,
         TimedOut,
         Unreadable,
+        UnsupportedFamily,
         require_linux,
         require_node,
     )
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
     )
 
 _NAMES = {
-    "errors": "Failed KernelError Missing NotANode NotPermitted Rejected TimedOut Unreadable require_linux require_node",
+    "errors": "Failed KernelError Missing NotANode NotPermitted Rejected TimedOut Unreadable UnsupportedFamily"
+    " require_linux require_node",
     "features": "Features has_nat ipv6_disabled load_modules probe_features unsupported_reason",
     "instance_lock": "AlreadyRunning InstanceLock NoLock lock_holder",
     "iptables": "Backend Iptables Tables choose_backend open_iptables other_backend_with_chain",

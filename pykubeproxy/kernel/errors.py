@@ -24,6 +24,10 @@ class Missing(KernelError):
         super().__init__(f"{command} not found on PATH; install the package {package}")
 
 
+class UnsupportedFamily(KernelError):
+    """Kernel or iptables lack what rules of an IP family need."""
+
+
 class NotStarted(KernelError):
     """A command exists but could not be started: no memory, too many processes, not executable."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from pykubeproxy.kernel import netlink, nfacct
-from pykubeproxy.kernel.errors import Failed, KernelError, Missing, NotPermitted, Rejected
+from pykubeproxy.kernel.errors import Failed, KernelError, Missing, NotPermitted, Rejected, UnsupportedFamily
 from pykubeproxy.kernel.iptables import Backend, Iptables, find_tools
 from pykubeproxy.kernel.legacy import get_xtables_option
 from pykubeproxy.kernel.netlink import ADDRESS_FAMILY
@@ -72,10 +72,10 @@ class Features(msgspec.Struct, frozen=True):
     """Missing requirements: "kernel module xt_statistic", "iptables extension recent"."""
 
     def require(self) -> "Features":
-        """Return these features. Raises KernelError if a required one is missing."""
+        """Return these features. Raises UnsupportedFamily if a required one is missing."""
         if self.absent:
             advice = "load them with modprobe, or use a kernel and an iptables that have them"
-            raise KernelError(f"missing: {', '.join(self.absent)}; {advice}")
+            raise UnsupportedFamily(f"this node lacks {', '.join(self.absent)}; {advice}")
         return self
 
 

@@ -72,7 +72,8 @@ class LiveNode:
             except KernelError as error:
                 if alone or isinstance(error, kernel.NotPermitted):
                     raise
-                if not isinstance(error, kernel.Missing) and kernel.has_nat(backend, family):
+                lacking = isinstance(error, kernel.Missing | kernel.UnsupportedFamily)
+                if not lacking and kernel.has_nat(backend, family):
                     raise
                 unread[unread_rules(family)] = str(error)
         if question.nftables:
@@ -184,7 +185,7 @@ def _word(service: ServiceFilter) -> str:
 def _facts(iptables: Iptables, with_addresses: bool) -> KernelFacts:
     """Return the facts with which an agent would write rules here: it would create the nfacct counters."""
     addresses = kernel.local_addresses(iptables.family) if with_addresses else ()
-    features = kernel.probe_features(iptables)
+    features = kernel.probe_features(iptables).require()
     return KernelFacts(
         addresses=tuple(local.address for local in addresses),
         random_fully=features.random_fully,

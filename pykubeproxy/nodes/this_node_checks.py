@@ -145,7 +145,7 @@ def _tools(config: Config, this_node: Node | None, backend: Backend, family: Fam
         if reason := kernel.unsupported_reason(backend, family):
             yield checks.unavailable(reason, family, primary)
         else:
-            yield from checks.features(features.try_features(opened), family)
+            yield from checks.features(features.try_features(opened), family, primary)
     except KernelError as error:
         yield Check("kernel", family).skip(f"the kernel's features are unknown: {_reason(error)}")
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pykubeproxy.agent.startup import open_families
+from pykubeproxy.config import load
+from pykubeproxy.inspect.node import Question
 from pykubeproxy.kernel import (
     Backend,
     Iptables,
@@ -24,6 +27,7 @@ from pykubeproxy.kernel import (
 )
 from pykubeproxy.kernel.features import Feature, MissingFeature, Trial, kernel_has, try_features
 from pykubeproxy.kernel.system import run_in_new_namespace
+from pykubeproxy.nodes.live import LiveNode
 from pykubeproxy.objects import Family
 
 pytestmark = pytest.mark.root
@@ -83,6 +87,26 @@ def test_kernel_without_nat(
     monkeypatch.setattr(features, "kernel_has", lambda *_, **__: False)
     assert family.value in unsupported_reason(backend, family)
     assert "xt_nat" in unsupported_reason(backend, family)
+
+
+def test_a_family_that_lacks_a_feature_is_left_out(
+    backend: Backend, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as IPv6 in a kernel without ip6t_REJECT: the agent serves IPv4, and a comparison skips IPv6."""
+    monkeypatch.setattr(
+        features,
+        "kernel_has",
+        lambda backend, family, name, **kind: (
+            (family, name) != (Family.IPV6, "REJECT") and kernel_has(backend, family, name, **kind)
+        ),
+    )
+    reason = "this node lacks kernel module ip6t_REJECT; load them with modprobe"
+    families = open_families(load(None, {"iptables-backend": backend.value}).config)
+    assert [opened.tables.family for opened in families.opened] == [Family.IPV4]
+    assert families.unsupported[Family.IPV6].startswith(reason)
+    (node,) = LiveNode(backend.value).nodes(Question(facts=True))
+    assert list(node.rules) == [Family.IPV4]
+    assert node.unread["IPv6 rules"].startswith(reason)
 
 
 def test_ipv6_disabled_by_sysctl(backend: Backend, inside: str) -> None:

@@ -101,10 +101,10 @@ def unavailable(reason: str, family: Family, primary: bool) -> Finding:
     return check.warn(reason, f"{advice} Until then {family.value} is not served.")
 
 
-def features(trial: Trial, family: Family) -> Iterator[Finding]:
+def features(trial: Trial, family: Family, primary: bool) -> Iterator[Finding]:
     """Check that kernel and iptables have the features that rules use."""
     check = Check("kernel", family)
-    yield from (_missing(check, feature) for feature in trial.missing)
+    yield from (_missing(check, family, feature, primary) for feature in trial.missing)
     if trial.untested:
         message = f"features were looked up, not tried: no network namespace ({trial.untested})"
         yield check.skip(message, "Run with CAP_SYS_ADMIN to try them.")
@@ -112,11 +112,13 @@ def features(trial: Trial, family: Family) -> Iterator[Finding]:
         yield check.ok("every feature that rules use was tried and works")
 
 
-def _missing(check: Check, feature: MissingFeature) -> Finding:
+def _missing(check: Check, family: Family, feature: MissingFeature, primary: bool) -> Finding:
     message = f"{feature.name} cannot be used: {feature.reason}"
     load = f"Load {feature.modules or 'it'} with modprobe, or use a kernel and an iptables that have it"
-    if feature.required:
+    if feature.required and primary:
         return check.fail(message, f"{load}; the agent does not start without it.")
+    if feature.required:
+        return check.warn(message, f"{load}. Until then {family.value} is not served.")
     return check.warn(message, f"The agent runs without it. {load}.")
 
 

@@ -67,16 +67,24 @@ def test_missing_features_name_the_module() -> None:
         MissingFeature("match statistic", "xt_statistic", "not known", True),
         MissingFeature("match sctp", "xt_sctp", "not known", False),
     )
-    required, optional = checks.features(Trial(missing), Family.IPV4)
+    required, optional = checks.features(Trial(missing), Family.IPV4, True)
     assert (required.level, optional.level) == (Level.FAIL, Level.WARN)
     assert "Load xt_statistic with modprobe" in required.advice
     assert [
-        it.level for it in checks.features(Trial(missing[1:], untested="not permitted"), Family.IPV4)
+        it.level for it in checks.features(Trial(missing[1:], untested="not permitted"), Family.IPV4, True)
     ] == [
         Level.WARN,
         Level.SKIP,
     ]
-    assert [it.level for it in checks.features(Trial(()), Family.IPV4)] == [Level.OK]
+    assert [it.level for it in checks.features(Trial(()), Family.IPV4, True)] == [Level.OK]
+
+
+def test_a_feature_that_the_other_family_needs_is_a_warning() -> None:
+    """The agent serves the first family alone."""
+    missing = MissingFeature("REJECT", "ip6t_REJECT", "not known", True)
+    (found,) = checks.features(Trial((missing,)), Family.IPV6, False)
+    assert found.level is Level.WARN
+    assert found.advice.endswith("Until then IPv6 is not served.")
 
 
 def test_a_missing_primary_family_fails() -> None:
