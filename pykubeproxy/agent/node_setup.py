@@ -55,9 +55,7 @@ def prepare_backend(config: Config) -> Backend:
         protect_lock_file(lock_file)
     except OSError as failure:
         log.warning("xtables lock not protected", file=lock_file, error=failure.strerror, advice="chmod 600")
-    if error := load_modules(backend):
-        # `probe_features` reports modules that are still missing.
-        log.debug("kernel modules not loaded", error=error)
+    load_modules(backend)
     return backend
 
 

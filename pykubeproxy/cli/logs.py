@@ -4,7 +4,6 @@ Lines about the same objects are limited. A bounded queue keeps a stalled reader
 """
 
 import atexit
-import logging
 import os
 import queue
 import sys
@@ -63,7 +62,6 @@ def set_up(format_: LogFormat) -> None:
         ]
     structlog.configure(
         processors=[*shared, *last],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _LossyFile(unguarded(sys.stderr)))),
         cache_logger_on_first_use=False,
     )

@@ -123,8 +123,7 @@ class Server:
                         )
                 except BlockingIOError:  # the client has left
                     continue
-                except OSError as error:  # out of file descriptors, or the listener was closed
-                    log.debug("accept failed", server=self._name, error=str(error))
+                except OSError:  # out of file descriptors, or the listener was closed
                     time.sleep(0.05)
                     continue
                 self._start(connection, _client(address[0]), listener.handler)

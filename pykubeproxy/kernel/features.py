@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from pykubeproxy.kernel import netlink, nfacct
-from pykubeproxy.kernel.errors import Failed, KernelError, Missing, NotPermitted, Rejected, UnsupportedFamily
+from pykubeproxy.kernel.errors import KernelError, Missing, NotPermitted, Rejected, UnsupportedFamily
 from pykubeproxy.kernel.iptables import Backend, Iptables, find_tools
 from pykubeproxy.kernel.legacy import get_xtables_option
 from pykubeproxy.kernel.netlink import ADDRESS_FAMILY
@@ -136,22 +136,17 @@ def required_modules(backend: Backend) -> tuple[str, ...]:
     return (*base, "nf_conntrack", *dict.fromkeys(extensions))
 
 
-def load_modules(backend: Backend, runner: Runner | None = None, root: Path = Path("/")) -> str:
-    """Load the modules of a backend with modprobe. Return its error message, "" if there is none.
+def load_modules(backend: Backend, runner: Runner | None = None, root: Path = Path("/")) -> None:
+    """Load the modules of a backend with modprobe, as far as possible; `probe_features` reports those still missing.
 
-    The kernel loads most modules on demand, but not the legacy tables, and some nodes have no modprobe for it. A message
-    may be harmless: some kernels have the modules built in. Without modprobe or modules for this kernel, do nothing.
+    The kernel loads most modules on demand, but not the legacy tables, and some nodes have no modprobe for it. Without
+    modprobe or modules for this kernel, do nothing.
     """
     runner = runner or Runner()
-    if not runner.has("modprobe") or not (root / "lib/modules" / platform.release()).is_dir():
-        return ""
-    try:
-        # --all: load the others even if one is missing.
-        outcome = runner.run(("modprobe", "--all", *required_modules(backend)), seconds=_MODPROBE_SECONDS)
-    except KernelError as error:
-        return str(error)
-    failure = Failed("modprobe", outcome.exit_code, outcome.stderr.strip())
-    return str(failure) if outcome.exit_code else ""
+    if runner.has("modprobe") and (root / "lib/modules" / platform.release()).is_dir():
+        with contextlib.suppress(KernelError):
+            # --all: load the others even if one is missing, or built in.
+            runner.run(("modprobe", "--all", *required_modules(backend)), seconds=_MODPROBE_SECONDS)
 
 
 def _missing_modules(backend: Backend, family: Family) -> list[str]:

@@ -237,7 +237,6 @@ class ApiWatch:
             "timeoutSeconds": lifetime.end,
         }
         resource, answer = self._resource, self._timing.answer
-        log.debug("watching", resource=resource.kind.plural, version=self._base, seconds=lifetime.end)
         response = self._client.watch(
             resource.path,
             resource.selectors | query,
@@ -295,7 +294,6 @@ class ApiWatch:
         meta = object_meta(event.object)
         key, version = meta.key(self._resource.kind), meta.resourceVersion or ""
         if self._tracker.is_stale(key, version, watch):
-            log.debug("stale event", resource=self._resource.kind.plural, key=key, version=version)
             return None
         match event.type:
             case "ADDED" | "MODIFIED" if len(line) > _LARGE:
@@ -309,7 +307,6 @@ class ApiWatch:
             case "BOOKMARK":
                 change = None
             case _:
-                log.debug("unknown event type", resource=self._resource.kind.plural, type=event.type)
                 return None
         if version and not wire.is_older(version, self._version):
             self._version = version
@@ -379,7 +376,6 @@ class ApiWatch:
 
         meta = read_pages(ask, query, self._resource.kind.value, take)
         self._version = meta.resourceVersion or ""
-        log.debug("listed", resource=self._resource.kind.plural, count=len(objects), version=self._version)
         if wire.is_older(self._version, before):
             self._tracker.restored()
         return self._tracker.listed(tuple(objects), rejected, self._version)

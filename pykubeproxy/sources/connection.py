@@ -105,17 +105,17 @@ class Reconnection:
 class OutageLog:
     """Log the failures of one watch, each reason once a minute, and the recovery.
 
-    An outage counts from the last answer: data, or an acknowledgement on a connection that broke. Lines about an outage
-    of the whole server, which `contact` logs, have the level debug.
+    An outage counts from the last answer: data, or an acknowledgement on a connection that broke. `contact` logs outages of
+    the whole server.
     """
 
     def __init__(self, resource: str, contact: Contact) -> None:
         self._resource, self._contact = resource, contact
         self._heard = time.monotonic()
-        self._logged: dict[tuple[str, bool], float] = {}
+        self._logged: dict[str, float] = {}
         self._present: tuple[float, str] | None = None  # start and last reason
         self._failed = 0.0  # when the first attempt of the present outage failed
-        self._in_log = False  # whether the present outage has a line above debug
+        self._in_log = False  # whether the present outage has a line
 
     def heard(self, at: float | None = None) -> None:
         """Record an answer of the server, now or `at` an earlier time."""
@@ -132,12 +132,13 @@ class OutageLog:
             self._failed = now
         self._present = (self._present[0] if self._present else self._heard, reason)
         self._logged = {earlier: at for earlier, at in self._logged.items() if now - at < _LOG_INTERVAL}
-        own = self._is_own(failure, now)
-        if (reason, own) not in self._logged:
-            self._logged[reason, own] = now
-            write = log.warning if own else log.debug
-            write("watch failed", resource=self._resource, reason=reason, retry_in=f"{retry_in:.1f}s")
-        self._in_log |= own
+        if self._is_own(failure, now):
+            self._in_log = True
+            if reason not in self._logged:
+                self._logged[reason] = now
+                log.warning(
+                    "watch failed", resource=self._resource, reason=reason, retry_in=f"{retry_in:.1f}s"
+                )
 
     def _is_own(self, failure: Failure, now: float) -> bool:
         """Return whether only this watch fails: the server sends data, but not to this watch."""
@@ -150,8 +151,8 @@ class OutageLog:
         if present := self._present:
             self._present = None
             seconds = time.monotonic() - present[0]
-            write = log.info if self._in_log else log.debug
-            write("watch recovered", resource=self._resource, after=f"{seconds:.1f}s")
+            if self._in_log:
+                log.info("watch recovered", resource=self._resource, after=f"{seconds:.1f}s")
             self._in_log = False
 
     def outage(self) -> Outage | None:
@@ -306,10 +307,8 @@ class ConnectionState:
             self._expired += 1
             # All agents list after a restart of the server; a server that never has the version must not see that often.
             ceiling = self._timing.longest_pause * 2.0 ** min(self._expired - 1, 32)
-            log.debug("relisting", resource=self._resource, reason=str(failure))
             return random.uniform(0.0, min(ceiling, self._timing.watch[1]))  # noqa: S311
         pause = failure.retry_after + self._backoff.next(spread=failure.retry_after)
-        log.debug("watch not renewed", resource=self._resource, reason=str(failure), retry_in=f"{pause:.1f}s")
         if not failure.refused and began is not None and time.monotonic() - began >= self._timing.answer:
             if failure.server_wide:
                 self._contact.doubt()
@@ -328,9 +327,7 @@ class ConnectionState:
         self.must_list = True
         self._expired += 1
         pause = self._own(self._backoff.next())
-        if self._expired == 1:
-            log.debug("relisting", resource=self._resource, reason=str(failure))
-        else:
+        if self._expired > 1:
             self.outages.failed(failure, pause.seconds)
         return pause
 

@@ -134,7 +134,7 @@ def read_manifest(text: bytes, file: str) -> "ManifestFile":
 
 
 class ManifestFile:
-    """The objects of a file, warnings about faulty documents, and a line for each document of another kind.
+    """The objects of a file, and warnings about faulty documents. Documents of other kinds are left out.
 
     Only commands use `pods`; an unreadable Pod counts as another kind.
     """
@@ -142,7 +142,6 @@ class ManifestFile:
     def __init__(self) -> None:
         self.objects: list[LocatedObject] = []
         self.warnings: list[str] = []
-        self.other_kinds: list[str] = []
         self.pods: list[Pod] = []
 
     def add(self, location: str, raw: bytes | msgspec.Raw, list_kind: str = "") -> None:
@@ -187,7 +186,7 @@ class ManifestFile:
         if name == "Pod" and api_version in ("", "v1") and (pod := _pod(raw)):
             self.pods.append(pod)
         elif kind is None or (api_version and _group(api_version) != _group(kind.api_version)):
-            self.other_kinds.append(f"{location}: {one_line(api_version)} {one_line(name)}")
+            pass  # no kind that makes rules
         elif api_version and api_version != kind.api_version:
             given, expected = one_line(api_version), kind.api_version
             self._warn(f"{location}: {name} skipped: apiVersion is {given!r}, not {expected!r}")
@@ -354,8 +353,6 @@ class ManifestWatch:
             return
         self._files[name] = digest, file
         self._changed = True
-        for line in file.other_kinds:
-            log.debug("manifest ignored", kind=line)
 
     def _emit(self, emit: Emit) -> None:
         manifests = _merge([file for _, file in self._files.values()])

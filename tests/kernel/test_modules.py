@@ -37,7 +37,7 @@ def test_loads_the_modules_of_one_backend(
     backend: Backend, tables: set[str], others: set[str], root: Path
 ) -> None:
     """One modprobe command names all modules, and none of the other backend."""
-    assert load_modules(backend, with_modprobe(root, ""), root) == ""
+    load_modules(backend, with_modprobe(root, ""), root)
     option, *arguments = (root / "arguments").read_text().split()
     assert option == "--all"
     assert arguments == [*required_modules(backend)]
@@ -45,21 +45,16 @@ def test_loads_the_modules_of_one_backend(
     assert not others & {*arguments}
 
 
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        ("echo 'modprobe: FATAL: Module xt_mark not found' >&2; exit 1", "xt_mark not found"),
-        ("kill -KILL $$", "was killed by signal 9"),
-    ],
-)
-def test_modprobe_failure_is_returned(script: str, message: str, root: Path) -> None:
-    """A failure is a message, not an error: modules may be built in."""
-    assert message in load_modules(Backend.NFT, with_modprobe(root, script), root)
+@pytest.mark.parametrize("script", ["exit 1", "kill -KILL $$"])
+def test_a_failure_of_modprobe_is_no_error(script: str, root: Path) -> None:
+    """Modules may be built in."""
+    load_modules(Backend.NFT, with_modprobe(root, script), root)
+    assert (root / "arguments").exists()
 
 
 def test_no_modules_for_this_kernel(tmp_path: Path) -> None:
     """Without modules for the running kernel, modprobe does not run."""
-    assert load_modules(Backend.NFT, with_modprobe(tmp_path, ""), tmp_path) == ""
+    load_modules(Backend.NFT, with_modprobe(tmp_path, ""), tmp_path)
     assert not (tmp_path / "arguments").exists()
 
 
@@ -70,4 +65,4 @@ def test_no_modprobe(root: Path) -> None:
         def has(self, command: str) -> bool:
             return False
 
-    assert load_modules(Backend.NFT, Bare(), root) == ""
+    load_modules(Backend.NFT, Bare(), root)

@@ -14,7 +14,9 @@ from structlog.typing import EventDict
 from pykubeproxy.lab.apiserver import SERVICES, Store
 from pykubeproxy.objects import Deleted, Key, Kind, Service, Updated
 from pykubeproxy.sources import Client, SourceError, api_watches
+from pykubeproxy.sources.connection import OutageLog
 from pykubeproxy.sources.contact import Contact
+from pykubeproxy.sources.failures import Failure
 from tests.fakes.canned import CHUNKED, CannedServer, chunk, whole
 from tests.fakes.cluster import SHORT, node, server, service, slice_of, watches
 from tests.fakes.follower import Follower
@@ -26,13 +28,22 @@ def warnings(lines: list[EventDict]) -> list[str]:
     return [str(line.get("reason", line["event"])) for line in lines if line["log_level"] == "warning"]
 
 
-def failures(lines: list[EventDict]) -> list[str]:
-    """The reasons of failed watches, also those that belong to an outage of the server."""
-    return [str(line["reason"]) for line in lines if line["event"] == "watch failed"]
+@pytest.fixture
+def failures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The reasons of failed attempts, also those that belong to an outage of the server and have no log line."""
+    reasons: list[str] = []
+    failed = OutageLog.failed
+
+    def record(log: OutageLog, failure: Failure, retry_in: float) -> None:
+        reasons.append(str(failure))
+        failed(log, failure, retry_in)
+
+    monkeypatch.setattr(OutageLog, "failed", record)
+    return reasons
 
 
-def test_dropped_connections_resume_at_the_last_version() -> None:
-    """Without a list; loss and recovery are one line each, and no warning."""
+def test_dropped_connections_resume_at_the_last_version(failures: list[str]) -> None:
+    """Without a list and without a log line."""
     with server() as api, capture_logs() as lines:
         with Follower(watches(api.url, Kind.SERVICE)) as follower:
             follower.sees()
@@ -41,9 +52,9 @@ def test_dropped_connections_resume_at_the_last_version() -> None:
             api.store.create(service("a"))
             follower.sees("a")
             assert follower.lists() == 1
-        (failure,) = failures(lines)
+        (failure,) = failures
         assert re.fullmatch("the connection to .* broke(: .*)?", failure)
-        assert [line["log_level"] for line in lines if line["event"] == "watch recovered"] == ["debug"]
+        assert not lines
 
 
 @pytest.mark.parametrize("version", [0, 1001])
@@ -165,18 +176,18 @@ def test_hanging_server() -> None:
             follower.sees("a")
 
 
-def test_unreachable_server() -> None:
-    """Refused connections are one line; the objects arrive when the server is back."""
+def test_unreachable_server(failures: list[str]) -> None:
+    """Refused connections are no lines of a watch; the objects arrive when the server is back."""
     api = server()
     with api:
         api.store.create(service("a"))
     with capture_logs() as lines, Follower(watches(api.url, Kind.SERVICE)) as follower:
-        eventually(lambda: failures(lines))
+        eventually(lambda: failures)
         time.sleep(1.0)
         with api:
             follower.sees("a")
-    assert failures(lines)[0] == f"no connection to {api.url}: Connection refused"
-    assert len([text for text in failures(lines) if "refused" in text]) == 1
+    assert failures[0] == f"no connection to {api.url}: Connection refused"
+    assert not [line for line in lines if line["event"] == "watch failed"]
 
 
 def test_object_that_cannot_be_decoded() -> None:
@@ -260,7 +271,9 @@ GARBAGE = [
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("watching", [False, True])
-def test_garbage_is_one_log_line(garbage: bytes, watching: bool) -> None:
+def test_garbage_is_a_failure_with_a_reason_of_one_line(
+    garbage: bytes, watching: bool, failures: list[str]
+) -> None:
     """The next try succeeds."""
     tries: list[str] = []
 
@@ -274,13 +287,12 @@ def test_garbage_is_one_log_line(garbage: bytes, watching: bool) -> None:
         else:
             connection.sendall(listing(5, "a"))
 
-    with CannedServer(answer) as canned, capture_logs() as lines:
+    with CannedServer(answer) as canned:
         with Follower(watches(canned.url, Kind.SERVICE)) as follower:
             follower.sees("a", "b")
         assert len(tries) == 2
-        reasons = [line["reason"] for line in lines if line["event"] == "watch failed"]
-        assert reasons
-        assert all("\n" not in it and len(it) < 500 for it in reasons)
+        assert failures
+        assert all("\n" not in it and len(it) < 500 for it in failures)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,12 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
     structlog.reset_defaults()
 
 
+def test_a_line_of_any_level_is_written(log: Log) -> None:
+    """So no call in the program is without effect."""
+    structlog.get_logger().debug("watching")
+    assert [it["level"] for it in log.lines()] == ["debug"]
+
+
 def test_lines_about_one_object_are_limited(log: Log) -> None:
     """Three a minute; then one line has the number of the others. Nothing hides other kinds of lines."""
     for _ in range(1000):
