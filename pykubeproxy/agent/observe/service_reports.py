@@ -159,11 +159,11 @@ class SyncLog:
         before = self._endpoints.pop((family, name), {})
         if now:
             self._endpoints[family, name] = now
-        service = str(name)
+        about = {"about": name.service_key, "service": str(name)}
         for target in sorted(before.keys() - now.keys()):
-            log.info("endpoint removed", service=service, endpoint=target)
+            log.info("endpoint removed", **about, endpoint=target)
         for target, state in now.items():
-            fields = {"service": service, "endpoint": target, "state": state}
+            fields = {**about, "endpoint": target, "state": state}
             if target not in before:
                 log.info("endpoint added", **fields)
             elif before[target] != state:
@@ -176,8 +176,14 @@ class SyncLog:
             (skipped.slice_name, skipped.address, skipped.reason.value) for skipped in item.skipped
         )
         for slice_name, address, reason in sorted(now - self._skipped.get((family, name), frozenset())):
-            fields = {"service": str(name), "slice": slice_name, "endpoint": address or "all"}
-            log.info("endpoint skipped", **fields, reason=reason)
+            log.info(
+                "endpoint skipped",
+                about=name.service_key,
+                service=str(name),
+                slice=slice_name,
+                endpoint=address or "all",
+                reason=reason,
+            )
         self._skipped[family, name] = now
 
 

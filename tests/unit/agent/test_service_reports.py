@@ -207,8 +207,8 @@ def test_the_agent_hands_out_what_decides_about_affinity(wanted: str, expected: 
 UNREADY = Updated(slice_of(endpoint("10.244.1.5", ready=False)))
 REMOTE = (Updated(service(internal_local=True)), Updated(slice_of(endpoint("10.244.1.5", node_name="node2"))))
 NOT_LOCAL = "not used: on another node, and the traffic policy is Local"
-OLD = {"service": "ns/web:http", "endpoint": "10.244.1.5:8080"}
-NEW = {"service": "ns/web:http", "endpoint": "10.244.1.6:8080"}
+ABOUT = {"about": WEB_KEY, "service": "ns/web:http"}
+OLD, NEW = (ABOUT | {"endpoint": f"10.244.1.{last}:8080"} for last in (5, 6))
 ADDED, CHANGED, REMOVED = ({"event": f"endpoint {what}"} for what in ("added", "changed", "removed"))
 
 
@@ -234,6 +234,17 @@ ADDED, CHANGED, REMOVED = ({"event": f"endpoint {what}"} for what in ("added", "
 def test_verbosity_4_logs_endpoints(steps: list[list[Event]], expected: list[dict[str, object]]) -> None:
     """Their address, whether they are used, and why, in the last sync."""
     assert endpoint_lines(steps) == [line | {"log_level": "info"} for line in expected]
+
+
+def test_all_lines_about_endpoints_are_limited() -> None:
+    """They name their Service as the object that others may change."""
+    twice = [Updated(service()), Updated(slice_of("10.244.1.5", "10.244.1.5"))]
+    steps = [twice, [UNREADY], [Deleted(Kind.SERVICE, WEB_KEY)]]
+    lines = [line for number in (1, 2, 3) for line in endpoint_lines(steps[:number])]
+    assert [line["event"].removeprefix("endpoint ") for line in lines] == [
+        *("added", "skipped", "changed", "removed"),
+    ]
+    assert all(line["about"] == WEB_KEY for line in lines)
 
 
 def test_verbosity_2_logs_no_endpoints() -> None:
