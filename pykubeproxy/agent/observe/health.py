@@ -144,7 +144,7 @@ class Health:
         self._overdue_after = 2 * sync_period
         self._waiting_since, self._hung = waiting_since, hung
         self._clock, self._wall_clock = clock, wall_clock
-        # Replaced, never changed: other threads read it.
+        # Other threads read it: its keys stay, and each value is replaced as a whole.
         self._families = dict.fromkeys(families, _Times())
         self._needs_node = needs_node
         self._node_eligible = not needs_node
