@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from urllib.parse import parse_qs
@@ -125,7 +126,8 @@ class Metrics:
 
     Call from the loop thread only; any thread may call `health_served`, `reconciled`, `pending` and `page`.
     Two functions are called at each scrape: `read_counter` returns the packets of an nfacct counter, or None;
-    `busy_seconds` returns how long the loop has made no progress. `families` are those that are served.
+    `busy_seconds` returns how long the loop has made no progress. `families` are those that are served. Latencies count for
+    changes after `started`, by default now.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class Metrics:
         read_counter: Callable[[str], int | None] | None = None,
         busy_seconds: Callable[[], float] = lambda: 0.0,
         families: Iterable[Family] = Family,
+        started: float | None = None,
     ) -> None:
         # kube-proxy has no series NAME_created.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -160,6 +163,7 @@ class Metrics:
             "sync_proxy_rules_last_queued_timestamp_seconds", "Time a sync was last queued"
         )
         self._families = frozenset(families)
+        self._latencies = Latencies(time.time() if started is None else started, self._families)
         self._pending: dict[Kind, set[Key]] = {Kind.SERVICE: set(), Kind.ENDPOINT_SLICE: set()}
         self._service_changes_pending = gauge(
             "sync_proxy_rules_service_changes_pending", "Changed Services that wait for a sync", labelnames=()
@@ -266,6 +270,7 @@ class Metrics:
 
     def event_applied(self, event: Event, changes: ChangedServices) -> None:
         """Count an event as kube-proxy does, and what waits for a sync because of it."""
+        self._latencies.event_applied(event)
         kind, count = count_event(event, changes, self._families)
         if kind not in self._changes:
             return
@@ -294,6 +299,8 @@ class Metrics:
     def sync_succeeded(self, report: SyncReport, now: float) -> None:
         family = report.family.value
         self._observe_sync(report.family, report.full, sum(report.seconds.values()))
+        for seconds in self._latencies.sync_succeeded(report.family, now, report.deferred):
+            self._programming.labels(family).observe(seconds)
         self._synced_at.labels(family).set(now)
         for table in ("filter", "nat"):
             self._rules_last.labels(table, family).set(report.rules_written.get(table, 0))
@@ -319,10 +326,6 @@ class Metrics:
 
     def drift_contested(self, family: Family, contested: bool) -> None:
         self._contested.labels(family.value).set(contested)
-
-    def programmed(self, family: Family, seconds: float) -> None:
-        """Observe how long after a change of endpoints its rules were applied."""
-        self._programming.labels(family.value).observe(seconds)
 
     def reconciled(self, family: Family, seconds: float, deleted: int) -> None:
         """Observe a search for stale conntrack entries, and count the deleted ones."""

@@ -13,7 +13,7 @@ from pykubeproxy.agent.observe.handlers import metrics_pages
 from pykubeproxy.agent.observe.health import Health, HealthState, Heartbeat, health_pages
 from pykubeproxy.agent.observe.health_checks import DesiredChecks, HealthChecks, listening_hosts
 from pykubeproxy.agent.observe.listeners import Listeners
-from pykubeproxy.agent.observe.metrics import Latencies, Metrics
+from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.agent.observe.service_reports import ServiceReporter, SyncLog
 from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.config import Config
@@ -55,7 +55,6 @@ class Observers:
         self.health = Health(self._families, sync_period, needs_node, waiting_since, heartbeat.hung)
         self.metrics = Metrics(busy_seconds=heartbeat.busy_seconds, families=self._families)
         self.history = SyncHistory()
-        self._latencies = Latencies(time.time(), self._families)
         self._services = ServiceReporter(recorder, config.max_affinity_lists)
         self._sync_log = SyncLog(config.logging.verbosity)
         self._rejected_trees: dict[Family, str] = {}
@@ -111,7 +110,6 @@ class Observers:
                 kind, event.key, WARNING, "ObjectSkipped", "Watch", f"node {node_name} skips {note}"
             )
             self.recorder.record(skipped)
-        self._latencies.event_applied(event)
         self.metrics.event_applied(event, changes)
 
     def node_changed(self, node: Node | None) -> None:
@@ -136,8 +134,6 @@ class Observers:
             self.metrics.restore_failed(report.family)
         self._report_tree(report)
         self.history.sync_succeeded(report, now)
-        for seconds in self._latencies.sync_succeeded(report.family, now, report.deferred):
-            self.metrics.programmed(report.family, seconds)
         self._desired_checks.sync_succeeded(report)
         self._addresses[report.family] = local_addresses
 

@@ -73,7 +73,7 @@ def changed(metrics: Metrics, kind: Kind, *services: str) -> None:
 
 @pytest.fixture
 def metrics() -> Metrics:
-    return Metrics(lambda _: 0)
+    return Metrics(lambda _: 0, started=0.0)
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ def lived(metrics: Metrics) -> Metrics:
     for family in Family:
         metrics.sync_queued(family, 1.0)
         metrics.sync_succeeded(report(family=family, full=True, rules=RULES), 2.0)
+    metrics.event_applied(Updated(slice_at(2.5)), {})
     metrics.sync_succeeded(report(rules=RULES), 3.0)
-    metrics.programmed(V4, 4.0)
     metrics.reconciled(V4, 0.01, 0)
     for page, status in (("healthz", 200), ("healthz", 503), ("livez", 200), ("readyz", 200)):
         metrics.health_served(page, status)
@@ -248,7 +248,8 @@ def test_conntrack_and_latency(metrics: Metrics) -> None:
     """Deleted entries add up; latencies fall into their buckets."""
     metrics.reconciled(V6, 0.003, 2)
     metrics.reconciled(V6, 0.003, 0)
-    metrics.programmed(V6, 0.3)
+    metrics.event_applied(Updated(slice_at(1.0, address="fd00::1")), {})
+    metrics.sync_succeeded(report(family=V6), 1.3)
     assert value(metrics, "conntrack_reconciler_deleted_entries_total", ip_family="IPv6") == 2
     assert value(metrics, "conntrack_reconciler_sync_duration_seconds_count", ip_family="IPv6") == 2
     text = metrics.page().body.decode()
