@@ -1,18 +1,19 @@
 """Find the services whose rules iptables-restore rejects, by bisection."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, Self
 
+from pykubeproxy.agent.write import write_chunks
 from pykubeproxy.kernel import KernelError, Rejected, Tables, TimedOut
 from pykubeproxy.objects import Endpoint, Protocol, address_and_port
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.applied import ChainUpdate
-from pykubeproxy.rules.blocks import batches
+from pykubeproxy.rules.known import ChainsWritten, KnownChain, KnownPort, KnownTables, PortPart, PortsGone
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.rules.plan import Chunk, OwnChains, batches
+from pykubeproxy.rules.ruleset import ChainKey, Rules
 from pykubeproxy.rules.service import PortRules, port_rules
-from pykubeproxy.rules.text import Chain, block, empty_chains, write_chains
+from pykubeproxy.rules.text import Chain, block, write_chains
 from pykubeproxy.services.endpoints import ResolvedEndpoint
 from pykubeproxy.services.ports import PortName, ServicePort
 from pykubeproxy.services.selection import NodeTopology, select
@@ -24,6 +25,7 @@ TRY_SECONDS = 10.0
 TRIES = 3
 
 _MANGLE_CANARY, _NAT_CANARY, _FILTER_CANARY = skeleton.CANARIES
+_NO_CHAINS = OwnChains(())
 # Documentation addresses (RFC 5737, RFC 3849): a cluster IP and two endpoints.
 _ADDRESSES = {
     False: ("192.0.2.1", "198.51.100.1", "198.51.100.2"),
@@ -66,14 +68,14 @@ class BisectResult(NamedTuple):
 
 
 class Bisection:
-    """Try the rules of service ports in chains that no packet traverses.
+    """Try the rules of service ports in chains that no packet traverses, and record in `known` what is in force.
 
     Write the own chains of a service port under their names: new ones are not referenced yet, others get their desired
     rules. Write its rules for shared chains into the canary chains, which nothing refers to. That of table nat keeps
-    those of the last accepted try, `canary`, until a sync writes the fixed chains: to empty it takes as long as a try on
-    legacy. `clear` empties the other. Write the fixed chains too, since any rule may refer to them. On legacy, a try
-    replaces whole tables, so its cost does not depend on the number of services. On nft, each try takes about
-    `chains_per_block` chains at most, or one service port.
+    those of the last accepted try until a sync writes the fixed chains: to empty it takes as long as a try on legacy.
+    `clear` empties the other. Write the fixed chains too, since any rule may refer to them. On legacy, a try replaces whole
+    tables, so its cost does not depend on the number of services. On nft, each try takes about `chains_per_block` chains
+    at most, or one service port.
 
     A try in which iptables makes no progress for `TRY_SECONDS` counts as rejected. Call `progress` after each try.
     """
@@ -81,15 +83,16 @@ class Bisection:
     def __init__(
         self,
         tables: Tables,
+        known: KnownTables,
         options: RuleOptions,
         chains_per_block: int | None,
         progress: Callable[[], None],
     ) -> None:
         self._tables = tables
+        self._known = known
         self._options = options
         self._limit = chains_per_block
         self._progress = progress
-        self.canary: Chain | None = None
         self._fixed = tuple(Chain(key, rules) for key, rules in skeleton.fixed_chains(options).items())
 
     def split(
@@ -141,19 +144,21 @@ class Bisection:
     def accepts_plain_service(self, others: Mapping[PortName, PortRules] | None = None) -> bool:
         """Return whether iptables accepts an ordinary service, together with these others; if not, blame no service.
 
-        A full sync must follow, which deletes its chains. Raises KernelError.
+        The next sync deletes its chains. Raises KernelError.
         """
-        return self._try({PortName("", "", "", ""): _plain_service(self._options), **(others or {})}) is None
+        tried = {_PLAIN: _plain_service(self._options), **(others or {})}
+        try:
+            return self._try(tried) is None
+        finally:
+            self._known.commit([PortsGone((_PLAIN,))])
 
     def clear(self) -> None:
         """Empty the canary chain of table filter again. Raises KernelError."""
-        self._tables.restore(block("filter", empty_chains([_FILTER_CANARY.chain])))
+        write_chunks(self._tables, [_block("filter", [Chain(_FILTER_CANARY, ())])], self._known)
 
     def _try(self, ports: Mapping[PortName, PortRules]) -> "_FailedTry | None":
         try:
-            with self._tables.session(TRY_SECONDS) as session:
-                for text in self._blocks(ports):
-                    session.write(text)
+            write_chunks(self._tables, self._blocks(ports), self._known, seconds=TRY_SECONDS)
         except Rejected as rejection:
             if rejection.is_shortage:
                 raise
@@ -162,30 +167,23 @@ class Bisection:
             return _FailedTry(f"iptables makes no progress with its rules for {TRY_SECONDS:g} s")
         finally:
             self._progress()
-        self.canary = _canary_chain(_NAT_CANARY, ports)
         return None
 
-    def _blocks(self, ports: Mapping[PortName, PortRules]) -> Iterator[str]:
+    def _blocks(self, ports: Mapping[PortName, PortRules]) -> Iterator[Chunk]:
         """Yield the blocks of a try: one for each table, several for the chains of one large service port."""
-        yield self._block("mangle", [])
-        yield self._block("filter", [_canary_chain(_FILTER_CANARY, ports)])
-        own = (
-            ChainUpdate(tuple(Chain(ChainKey("nat", name), texts) for name, texts in rules.chains()))
-            for rules in ports.values()
-        )
+        yield self._fixed_and("mangle", [])
+        yield self._fixed_and("filter", [_canary_chain(_FILTER_CANARY, ports)])
+        own = (_own_chains(name, tuple(rules.chains())) for name, rules in ports.items())
         limit = self._limit
-        if limit is None:
-            chains = [chain for update in own for chain in update.chains]
-            yield self._block("nat", [*chains, _canary_chain(_NAT_CANARY, ports)])
-            return
-        *first, last = [list(update.chains) for update in batches(own, lambda _: limit)] or [[]]
-        for chains in first:
-            yield self._block("nat", chains)
-        yield self._block("nat", [*last, _canary_chain(_NAT_CANARY, ports)])
+        some = batches(own, lambda _: limit) if limit else iter([_joined([*own])])
+        *first, last = [*some] or [_NO_CHAINS]
+        for batch in first:
+            yield self._fixed_and("nat", [], batch)
+        yield self._fixed_and("nat", [_canary_chain(_NAT_CANARY, ports)], last)
 
-    def _block(self, table: str, chains: list[Chain]) -> str:
-        fixed = [chain for chain in self._fixed if chain.key.table == table]
-        return block(table, write_chains(fixed), write_chains(chains))
+    def _fixed_and(self, table: str, chains: list[Chain], own: OwnChains = _NO_CHAINS) -> Chunk:
+        fixed = [chain for chain in self._fixed if chain.key.table == table and chain.key not in dict(chains)]
+        return _block(table, [*fixed, *chains], own)
 
     def batches(self, ports: Mapping[PortName, PortRules]) -> list[PortGroup]:
         """Divide service ports into groups that a try can write quickly."""
@@ -199,6 +197,31 @@ class Bisection:
                 chains = own
             batches[-1].append(name)
         return [PortGroup(tuple(batch)) for batch in batches]
+
+
+# The name of the ordinary service.
+_PLAIN = PortName("", "", "", "")
+
+
+def _own_chains(name: PortName, chains: tuple[tuple[str, Rules], ...]) -> OwnChains:
+    """Return the own chains of a service port, which it has beside those that it had."""
+    part = KnownPort.of(name, 0, chains, ()).chains()
+    return OwnChains(
+        tuple(Chain(ChainKey("nat", chain), texts) for chain, texts in chains), facts=(PortPart(name, part),)
+    )
+
+
+def _joined(own: Collection[OwnChains]) -> OwnChains:
+    return OwnChains(
+        tuple(chain for each in own for chain in each.chains),
+        facts=tuple(fact for each in own for fact in each.facts),
+    )
+
+
+def _block(table: str, chains: Collection[Chain], own: OwnChains = _NO_CHAINS) -> Chunk:
+    known = ChainsWritten({chain.key: KnownChain.of(chain) for chain in chains})
+    text = block(table, write_chains([*chains, *own.chains]))
+    return Chunk(text, (*chains, *own.chains), (known, *own.facts))
 
 
 class _FailedTry(NamedTuple):

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -10,16 +10,15 @@ from pykubeproxy.agent.quarantine import Quarantine
 from pykubeproxy.agent.work import Waiting, Work
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.rules import names
-from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext
-from pykubeproxy.rules.digests import AppliedPort, DesiredPort, KeptPort
+from pykubeproxy.rules.known import KnownPort, KnownTables
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.plan import DesiredPort, DesiredService
 from pykubeproxy.rules.service import reject_service
 from pykubeproxy.services.cluster import Cluster, families_of
 from pykubeproxy.services.ports import PortName, ServiceSkipReason, cluster_ip, whole_service
 from pykubeproxy.services.selection import ResolvedPort
-from pykubeproxy.services.size import Oversized, count_pairs, exposure, oversized
+from pykubeproxy.services.size import Oversized, count_endpoints, count_pairs, exposure, oversized
 
 # The cost of the changed Services that one sync goes through: more take long enough for others to notice. A Service that
 # costs more is large.
@@ -39,43 +38,56 @@ _FEW_ENDPOINTS = 500
 def decide(
     work: Work,
     cluster: Cluster,
-    applied: AppliedState,
+    served: Iterable[Key],
     context: RuleContext,
-    live: Ruleset | None,
     quarantined: Iterable[PortName],
     ports: Iterable[PortName],
-    first: bool,
-) -> tuple[set[Key], set[Key]]:
-    """Return the Services of which a sync renders all ports, and those that wait.
+    is_first: bool,
+) -> tuple[list[Key], set[Key]]:
+    """Return the Services of which a sync renders all ports, the smallest first, and those that wait.
 
-    It goes through the dirty Services and those of waiting `ports`. A full sync, which has read the `live` tables, goes
-    through all Services of the family. `first`: no sync has succeeded yet.
+    It goes through the dirty Services and those of waiting `ports`, or through all of the family and those `served` so far.
+    `is_first`: no sync has succeeded yet.
     """
     keys = work.dirty | {name.service_key for name in ports}
-    if live is not None:
+    family = context.options.family
+    if work.visit_all:
         held = {name.service_key for name in quarantined}
-        family = context.options.family
         present = {service.key for service in cluster.services() if family in families_of(service)}
-        keys |= present | held | set(applied.services()) | work.deferred.keys()
+        keys |= present | held | set(served) | work.deferred.keys()
     # The first list and later ones bring all changes at once.
-    changed: Collection[Key] = () if first or work.listed else work.dirty
-    settled = keys - (set() if work.broken_off else work.drifted)
+    changed: Collection[Key] = () if is_first or work.listed else work.dirty
+    costs = {key: _cost(cluster, key, family) for key in keys}
+    settled = {key: cost for key, cost in costs.items() if key not in work.drifted}
     waiting = must_wait(cluster, settled, changed, work.deferred.keys(), context)
-    if live is not None and not work.broken_off:
-        waiting -= {key for key in waiting if _is_damaged(cluster, applied, key, live, first)}
-    return keys - waiting, waiting
+    return sorted(keys - waiting, key=lambda key: (costs[key], key)), waiting
 
 
-def _is_damaged(cluster: Cluster, applied: AppliedState, service: Key, live: Ruleset, first: bool) -> bool:
-    """Return whether chains of a Service are missing, or its rules are unknown after a start."""
-    if applied.ports(service):
-        return applied.misses_chains(service)
-    return first and has_rules(live, cluster, service)
+def reserving_differently(cluster: Cluster, context: RuleContext, before: RuleContext) -> set[Key]:
+    """Return the Services that claim an address and port that only one of two contexts reserves."""
+    moved = {at for at, _ in context.reserved.items() ^ before.reserved.items()}
+    return {
+        service.key
+        for service in (cluster.services() if moved else ())
+        for ip in (*service.external_ips, *service.load_balancer_ips)
+        for port in service.ports
+        if (ip, port.port) in moved
+    }
+
+
+def is_large_cluster(known: KnownTables, cluster: Cluster, keys: Collection[Key], family: Family) -> bool:
+    """Return whether a family has many endpoints once these Services are written: chains then omit most comments."""
+    endpoints = known.endpoints() - sum(port.endpoints for key in keys for port in known.ports(key))
+    for key in keys:
+        endpoints += count_endpoints(cluster, key, family)
+        if endpoints > LARGE_CLUSTER_ENDPOINTS:
+            return True
+    return False
 
 
 def must_wait(
     cluster: Cluster,
-    keys: Collection[Key],
+    costs: Mapping[Key, int],
     changed: Container[Key],
     deferred: Container[Key],
     context: RuleContext,
@@ -89,7 +101,7 @@ def must_wait(
     waiting: set[Key] = set()
     used: Counter[str] = Counter()
     totals = []
-    for pairs, key in sorted((_cost(cluster, key, family), key) for key in keys):
+    for pairs, key in sorted((pairs, key) for key, pairs in costs.items()):
         counted = pairs if key in changed and key not in deferred else 0
         used[key.namespace] += counted
         totals.append((used[key.namespace] if counted else pairs, key, counted))
@@ -130,19 +142,6 @@ def port_names(cluster: Cluster, service: Key) -> list[PortName]:
     return [PortName(*service, port.name, port.protocol.value) for port in found.ports] if found else []
 
 
-def has_rules(live: Ruleset, cluster: Cluster, service: Key) -> bool:
-    """Return whether the tables hold rules of a Service that an earlier agent wrote, maybe for other ports."""
-    chains = (
-        chain
-        for port in port_names(cluster, service)
-        for chain in (names.cluster_chain(port), names.local_chain(port))
-    )
-    if any(ChainKey("nat", chain) in live.chains for chain in chains):
-        return True
-    comments = f'"{service}:', f'"{service} '
-    return any(comment in rule for rules in live.chains.values() for rule in rules for comment in comments)
-
-
 def _cost(cluster: Cluster, key: Key, family: Family) -> int:
     """Return the pairs of a Service, and half a pair for the chain of each port: it may have but one endpoint."""
     service = cluster.service(key)
@@ -171,10 +170,10 @@ class Exposures:
         fine = {number for number, known in exposed.items() if now.issuperset(known)}
         return [name for name in ports if id(self._of.get(name)) not in fine]
 
-    def record(self, cluster: Cluster, resolution: "Resolution", applied: AppliedState) -> None:
+    def record(self, cluster: Cluster, resolution: "Resolution", known: KnownTables) -> None:
         """Record what the ports of a resolution expose once they are applied."""
         for key, ports in resolution.services.items():
-            is_large = sum(port.endpoints for port in applied.ports(key)) >= _FEW_ENDPOINTS
+            is_large = sum(port.endpoints for port in known.ports(key)) >= _FEW_ENDPOINTS
             now = exposure(cluster, key, self._family) if is_large else frozenset[int]()
             shared: dict[int, array[int]] = {}
             for name in (port.port.name for port in ports):
@@ -192,96 +191,73 @@ class Exposures:
             self._of.pop(name, None)
 
 
-class Resolution(msgspec.Struct, frozen=True):
-    """The ports of the Services to render, by name, and the context of their rules.
+class Resolution:
+    """Some Services, resolved one after the other while the chains of those before are written.
 
-    `oversized` are those of the Services that are too large to be served; they have no ports here. Nor have `kept` ports,
-    which stay as they are. `reduced` ports have only endpoints whose chains exist.
+    `services` are the ports of those resolved so far, by name. `oversized` are those that are too large to be served; they
+    have no ports here. Nor have `kept` ports, which stay as they are. `reduced` ports have only endpoints whose chains
+    exist.
     """
 
-    services: Mapping[Key, tuple[ResolvedPort, ...]]
-    oversized: Mapping[Key, Oversized]
-    kept: frozenset[PortName]
-    reduced: frozenset[PortName]
-    context: RuleContext
+    def __init__(
+        self,
+        cluster: Cluster,
+        keys: Iterable[Key],
+        known: KnownTables,
+        context: RuleContext,
+        portions: Mapping[Key, Mapping[PortName, Container[str] | None]],
+    ) -> None:
+        """Prepare to resolve these Services; of one in `portions` only the given ports.
+
+        These come with the endpoint chains that they may use; None means any.
+        """
+        self.context = context
+        self.services: dict[Key, tuple[ResolvedPort, ...]] = {}
+        self.oversized: dict[Key, Oversized] = {}
+        self.kept: set[PortName] = set()
+        self.reduced: set[PortName] = set()
+        self._cluster = cluster
+        self._keys = keys
+        self._known = known
+        self._portions = portions
 
     def ports(self) -> tuple[ResolvedPort, ...]:
-        """Return the service ports to render."""
+        """Return the service ports resolved so far."""
         return tuple(port for ports in self.services.values() for port in ports)
 
-    def desired(
-        self, quarantine: Quarantine, applied: AppliedState, ahead: Mapping[PortName, AppliedPort]
-    ) -> dict[Key, tuple[DesiredPort | KeptPort, ...]]:
-        """Return the rules of all service ports, or what replaces them in quarantine.
-
-        The own chains of ports `ahead` are written already.
-        """
+    def desired(self, quarantine: Quarantine) -> Iterator[DesiredService]:
+        """Resolve each Service, and yield its rules, or what replaces them in quarantine."""
         options = self.context.options
-        desired: dict[Key, tuple[DesiredPort | KeptPort, ...]] = {}
-        for key, ports in self.services.items():
-            found: dict[PortName, DesiredPort | KeptPort] = {
-                port.name: KeptPort(port) for port in applied.ports(key) if port.name in self.kept
-            }
-            for port in ports:
-                name, endpoints = port.port.name, len(port.selection.verdicts)
-                if name in ahead:
-                    found[name] = KeptPort(ahead[name])
-                    continue
-                found[name] = DesiredPort(
-                    name, quarantine.rules_or_replacement(port, options), endpoints, name in self.reduced
-                )
-            desired[key] = tuple(found[name] for name in sorted(found))
-        for key, large in self.oversized.items():
-            rules = reject_service(key, large.cluster_ip, options)
-            desired[key] = (DesiredPort(whole_service(key), rules, 0),)
-        return desired
-
-    def gone(self, applied: AppliedState) -> tuple[PortName, ...]:
-        """Return the service ports that had rules and no longer exist."""
-        names = {port.port.name for port in self.ports()} | self.kept
-        names |= set(map(whole_service, self.oversized))
-        return tuple(
-            port.name for key in self.services for port in applied.ports(key) if port.name not in names
-        )
-
-
-def resolve(
-    cluster: Cluster,
-    keys: Collection[Key],
-    applied: AppliedState,
-    context: RuleContext,
-    portions: Mapping[Key, Mapping[PortName, Container[str] | None]],
-    each: Callable[[tuple[ResolvedPort, ...]], None] = lambda _: None,
-) -> Resolution:
-    """Resolve these Services. Set the option `large_cluster` by the number of all endpoints.
-
-    Of a Service in `portions`, only the given ports are rendered. Those with chains may use only these endpoint chains.
-    Call `each` with the ports of each Service.
-    """
-    services: dict[Key, tuple[ResolvedPort, ...]] = {}
-    too_large: dict[Key, Oversized] = {}
-    kept: set[PortName] = set()
-    reduced: set[PortName] = set()
-    for key in keys:
-        portion = portions.get(key)
-        found = context.resolve(cluster, key, portion)
-        if isinstance(found, Oversized):
-            services[key], too_large[key] = (), found
-        else:
-            services[key] = _by_name(found)
-        if portion is not None:
-            kept.update(name for name in port_names(cluster, key) if name not in portion)
-            chains = {name: chains for name, chains in portion.items() if chains is not None}
-            reduced |= chains.keys()
-            services[key] = tuple(_reduced(services[key], applied.ports(key), chains))
-        each(services[key])
-    before = sum(port.endpoints for key in keys for port in applied.ports(key) if port.name not in kept)
-    now = sum(len(port.selection.verdicts) for ports in services.values() for port in ports)
-    large = applied.endpoints() - before + now > LARGE_CLUSTER_ENDPOINTS
-    context = msgspec.structs.replace(
-        context, options=msgspec.structs.replace(context.options, large_cluster=large)
-    )
-    return Resolution(services, too_large, frozenset(kept), frozenset(reduced), context)
+        for key in self._keys:
+            portion = self._portions.get(key)
+            found = self.context.resolve(self._cluster, key, portion)
+            stay: frozenset[PortName] = frozenset()
+            if isinstance(found, Oversized):
+                self.services[key], self.oversized[key] = (), found
+                rules = reject_service(key, found.cluster_ip, options)
+                yield DesiredService(key, (DesiredPort(whole_service(key), rules, 0),))
+                continue
+            ports = _by_name(found)
+            if portion is not None:
+                stay = frozenset(name for name in port_names(self._cluster, key) if name not in portion)
+                chains = {name: chains for name, chains in portion.items() if chains is not None}
+                ports = tuple(_reduced(ports, self._known.ports(key), chains))
+                self.kept |= stay
+                self.reduced |= chains.keys()
+            self.services[key] = ports
+            yield DesiredService(
+                key,
+                tuple(
+                    DesiredPort(
+                        port.port.name,
+                        quarantine.rules_or_replacement(port, options),
+                        len(port.selection.verdicts),
+                        port.port.name in self.reduced,
+                    )
+                    for port in ports
+                ),
+                stay,
+            )
 
 
 def resolve_service(cluster: Cluster, service: Key, context: RuleContext) -> tuple[ResolvedPort, ...]:
@@ -291,10 +267,10 @@ def resolve_service(cluster: Cluster, service: Key, context: RuleContext) -> tup
 
 
 def _reduced(
-    ports: Iterable[ResolvedPort], applied: Iterable[AppliedPort], allowed: Mapping[PortName, Container[str]]
+    ports: Iterable[ResolvedPort], before: Iterable[KnownPort], allowed: Mapping[PortName, Container[str]]
 ) -> Iterator[ResolvedPort]:
-    """Yield ports; those in `allowed` with only the endpoints that have one of these chains, or not if new without any."""
-    known = {port.name for port in applied}
+    """Yield ports; those in `allowed` with only the endpoints that have one of these chains, or not if new with others."""
+    known = {port.name for port in before}
     for resolved in ports:
         name, selection = resolved.port.name, resolved.selection
         if name not in allowed:
@@ -306,8 +282,8 @@ def _reduced(
             for endpoint in selection.reachable
             if names.endpoint_chain(name, endpoint.target) in chains
         }
-        if kept or name in known:
-            used = {endpoint.target for endpoint in selection.reachable}
+        used = {endpoint.target for endpoint in selection.reachable}
+        if kept or name in known or not used:
             smaller = msgspec.structs.replace(
                 selection,
                 cluster=tuple(endpoint for endpoint in selection.cluster if endpoint.target in kept),

@@ -81,8 +81,8 @@ class FamilyController:
 
     def _check(self, step: DriftCheck, begun: float) -> bool:
         scope, checks = step.scope, self.work.checks
+        is_missing = self.work.visit_all or self.work.drift is not None
         try:
-            synced = not self.work.needs_resync
             drift = self.tables.note_drift(scope)
         except KernelError as error:
             log.warning("drift check failed", family=self.family.value, error=str(error))
@@ -90,7 +90,7 @@ class FamilyController:
             return False
         now = self._clock()
         checks.checked(scope, now - begun, now)
-        if synced:
+        if not is_missing:  # else the next sync reports it
             self._observers.rules_missing(self.family, scope.since if drift and drift.missing else None)
         if scope.tables:
             system.release_memory()
@@ -141,7 +141,7 @@ class FamilyController:
         self.work.retries.follow(quarantine.rejected(), quarantine.untried(), changed, self._clock())
 
     def _write(self, step: SyncStep, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> bool:
-        full, begun, work = self.work.needs_resync, self._clock(), self.work
+        full, begun, work = self.work.visit_all, self._clock(), self.work
         drift = work.drift
         if full:
             work.checks.resync_starts()
@@ -151,8 +151,6 @@ class FamilyController:
             context = rule_context(config, self._node_name, node, facts, family, api_servers)
             report = self.tables.sync(cluster, step, context)
         except (KernelError, SyncFailed) as error:
-            # The failure may have come before the tables knew about the step.
-            work.distrust()
             log.error("sync failed, retrying", family=family.value, error=str(error))
             restore_failed = isinstance(error, SyncFailed)
             self._observers.sync_failed(family, full, self._clock() - begun, restore_failed, str(error))

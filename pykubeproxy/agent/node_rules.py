@@ -26,10 +26,10 @@ from pykubeproxy.kernel import (
 )
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.rules.context import node_port_networks
 from pykubeproxy.rules.dispatch import serves_loopback
 from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.plan import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.rules.removal import removal
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.text import block, join

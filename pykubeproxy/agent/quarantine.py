@@ -13,11 +13,11 @@ from pykubeproxy.config import Dispatch
 from pykubeproxy.kernel import KernelError, Rejected, Tables, TimedOut
 from pykubeproxy.objects import Key
 from pykubeproxy.pages.servicez import Quarantined
-from pykubeproxy.rules.applied import Update
 from pykubeproxy.rules.context import RuleContext
+from pykubeproxy.rules.known import KnownTables
 from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.plan import DesiredPort, is_written
 from pykubeproxy.rules.service import PortRules, note_rules, port_rules, reject_rules
-from pykubeproxy.rules.text import Chain
 from pykubeproxy.services.ports import PortName, whole_service
 from pykubeproxy.services.selection import ResolvedPort
 from pykubeproxy.services.size import Oversized
@@ -39,15 +39,14 @@ class Quarantine:
     The reconcile loop owns it. It calls `progress` during a search, which may take a minute.
     """
 
-    def __init__(self, tables: Tables, chains_per_block: int | None) -> None:
+    def __init__(self, tables: Tables, known: KnownTables, chains_per_block: int | None) -> None:
         self._tables = tables
+        self._known = known
         self._limit = chains_per_block
         self._rejected: Mapping[PortName, Quarantined] = {}
         self._oversized: Mapping[PortName, Quarantined] = {}
         # What the last search has not decided yet.
         self._undecided: tuple[PortGroup, ...] = ()
-        # What the last retry left in the canary chain of table nat, if any.
-        self.canary: Chain | None = None
         self.progress: Callable[[], None] = lambda: None
 
     def all(self) -> tuple[Quarantined, ...]:
@@ -99,17 +98,13 @@ class Quarantine:
     def retry(self, ports: Iterable[ResolvedPort], options: RuleOptions) -> BisectResult:
         """Try quarantined ports again; release those whose rules iptables accepts now.
 
-        The returned value names the undecided ones. `canary` is the chain to empty, or None. Raises KernelError.
+        The returned value names the undecided ones. Raises KernelError.
         """
-        self.canary = None
         rules = {port.port.name: _rules(port, options) for port in ports}
         if not rules:
             return BisectResult(frozenset(), {})
         bisection = self._bisection(options)
-        try:
-            split = self._split(bisection, rules, RETRY_SECONDS)
-        finally:
-            self.canary = bisection.canary
+        split = self._split(bisection, rules, RETRY_SECONDS)
         bisection.clear()
         self._keep_undecided(lambda name: name not in split.rejected)
         self._rejected = {
@@ -125,13 +120,12 @@ class Quarantine:
         self,
         failure: KernelError,
         resolved: Iterable[ResolvedPort],
-        unchanged: Iterable[PortName],
         options: RuleOptions,
     ) -> bool:
         """Quarantine the ports that made a restore of these service ports fail. Return whether there were any.
 
-        If time runs out, quarantine those that may have been the reason too: `retry` continues the search. The tables hold
-        the own chains of `unchanged` ports already, so these are tried apart from the others.
+        If time runs out, quarantine those that may have been the reason too: `retry` continues the search. Ports of which
+        the tables hold all own chains already are tried apart from the others.
 
         Do not blame services for a fault of the node: if iptables rejects even an ordinary service, or hangs with it, or
         accepts no service at all in time, quarantine none. Raises KernelError.
@@ -148,6 +142,9 @@ class Quarantine:
         bisection = self._bisection(options)
         if not bisection.accepts_plain_service():
             return False
+        unchanged = frozenset(
+            name for name, of_port in rules.items() if is_written(self._known, DesiredPort(name, of_port, 0))
+        )
         deadline = time.monotonic() + SEARCH_SECONDS
         sampled = BisectResult(frozenset(), {})
         if isinstance(failure, Rejected) and not any(rules.keys() & group.names for group in self._undecided):
@@ -155,7 +152,7 @@ class Quarantine:
             self._undecided += sampled.undecided
         decided = sampled.accepted | sampled.rejected.keys()
         others = {name: of_port for name, of_port in rules.items() if name not in decided}
-        split = self._split(bisection, others, deadline - time.monotonic(), frozenset(unchanged))
+        split = self._split(bisection, others, deadline - time.monotonic(), unchanged)
         undecided = {name: _UNDECIDED for group in split.undecided for name in group.names}
         rejected = {**sampled.rejected, **split.rejected}
         reasons = {**rejected, **undecided}
@@ -193,7 +190,7 @@ class Quarantine:
         )
 
     def _bisection(self, options: RuleOptions) -> Bisection:
-        return Bisection(self._tables, options, self._limit, self.progress)
+        return Bisection(self._tables, self._known, options, self._limit, self.progress)
 
     def _split(
         self,
@@ -372,11 +369,11 @@ class Fallback:
         options = msgspec.structs.replace(context.options, dispatch=Dispatch.FLAT)
         return msgspec.structs.replace(context, options=options)
 
-    def too_deep(self, error: KernelError, update: Update) -> bool:
+    def too_deep(self, error: KernelError, has_tree: bool) -> bool:
         """Reject the tree if iptables found too many jumps or a loop. Return whether to make another attempt."""
-        return any(words in str(error).lower() for words in _TOO_DEEP) and self._reject(error, update)
+        return any(words in str(error).lower() for words in _TOO_DEEP) and self._reject(error, has_tree)
 
-    def no_culprit(self, error: KernelError, update: Update) -> bool:
+    def no_culprit(self, error: KernelError, has_tree: bool) -> bool:
         """Reject the tree because no service is to blame. Return whether to make another attempt.
 
         A concurrent writer causes single rejections, so try the tree once more. If a chain cannot be deleted, another proxy
@@ -386,15 +383,11 @@ class Fallback:
             return False
         if isinstance(error, Rejected) and not self._unexplained:
             self._unexplained = True
-            return _has_tree(update)
-        return self._reject(error, update)
+            return has_tree
+        return self._reject(error, has_tree)
 
-    def _reject(self, error: KernelError, update: Update) -> bool:
-        if not isinstance(error, Rejected) or error.is_shortage or not _has_tree(update):
+    def _reject(self, error: KernelError, has_tree: bool) -> bool:
+        if not isinstance(error, Rejected) or error.is_shortage or not has_tree:
             return False
         self.reason = error.message
         return True
-
-
-def _has_tree(update: Update) -> bool:
-    return any(tree.chains for tree in update.trees.values())

@@ -14,8 +14,8 @@ from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.kernel import nfacct, system
 from pykubeproxy.objects import Family, Kind, Node
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.rules.context import KernelFacts, missing_network, primary_family
+from pykubeproxy.rules.plan import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.services.cluster import Cluster
 
 log = structlog.get_logger()

@@ -1,31 +1,30 @@
-"""Sync the tables of one family: resolve what changed, compare it with the applied state, write the difference."""
+"""Sync the tables of one family: resolve what changed, plan how the known tables get its rules, write the plan."""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Container
+from typing import NamedTuple
 
 import msgspec
 
 from pykubeproxy.agent import coverage
-from pykubeproxy.agent.bisect import BisectResult
-from pykubeproxy.agent.coverage import Exposures, Resolution, resolve, resolve_service
+from pykubeproxy.agent.bisect import BisectResult, owner_of_line
+from pykubeproxy.agent.coverage import Exposures, Resolution, resolve_service
 from pykubeproxy.agent.drift import DriftScope, TableReader
-from pykubeproxy.agent.head_start import LEAST_SERVICES, HeadStart, head_start
 from pykubeproxy.agent.quarantine import Fallback, Quarantine
 from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.agent.work import Changes, Losses, SyncStep, Waiting, Work
-from pykubeproxy.agent.write import SyncFailed, Written, write_update
-from pykubeproxy.kernel import TABLES, KernelError, TableCounts, Tables
+from pykubeproxy.agent.write import SyncFailed, Written, write_chunks
+from pykubeproxy.kernel import TABLES, KernelError, Rejected, TableCounts, Tables
 from pykubeproxy.objects import Key
 from pykubeproxy.pages.servicez import Quarantined
 from pykubeproxy.rules import drift as rule_drift
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext, api_servers_of
-from pykubeproxy.rules.digests import AppliedPort, Desired, DesiredPort
 from pykubeproxy.rules.drift import Drift
-from pykubeproxy.rules.ownership import ensured_lines, is_owned, release_input, served_chains, udp_frontends
+from pykubeproxy.rules.known import KnownTables
+from pykubeproxy.rules.ownership import FOREIGN_CHAINS, ensured_lines, release_input, udp_frontends
+from pykubeproxy.rules.plan import Chunk, Plan, PlanLimits
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ApiServers, PortName
@@ -34,6 +33,16 @@ from pykubeproxy.services.selection import ResolvedPort
 # The attempts of one sync: each further one omits what iptables rejected: kinds of services, single services, or a
 # dispatch tree.
 _ATTEMPTS = 4
+
+
+class _Chosen(NamedTuple):
+    """The Services of a sync: those to render whole, in this order, and the ports to render of waiting ones.
+
+    The ports come with the endpoint chains that each may use; None means all.
+    """
+
+    whole: list[Key]
+    portions: dict[Key, dict[PortName, Container[str] | None]]
 
 
 class FamilyTables:
@@ -45,13 +54,13 @@ class FamilyTables:
     def __init__(self, tables: Tables, chains_per_block: int | None) -> None:
         self.family = tables.family
         self.work = Work()
-        self.quarantine = Quarantine(tables, chains_per_block)
+        self._known = KnownTables()
+        self.quarantine = Quarantine(tables, self._known, chains_per_block)
         self._tables = tables
         self._chains_per_block = chains_per_block
         self._progress: Callable[[], None] = lambda: None
         self._reader = TableReader(tables)
         self._fallback = Fallback()
-        self._applied = AppliedState()
         self._context: RuleContext | None = None  # as of the last sync
         self._exposures = Exposures(self.family)
 
@@ -63,14 +72,19 @@ class FamilyTables:
     def _factor(self) -> int:
         return coverage.LEGACY_FACTOR if self._chains_per_block is None else 1
 
+    def distrust(self) -> None:
+        """Have the next sync read all tables and go through all Services."""
+        self._known.unread = frozenset(TABLES)
+        self.work.visit_all = True
+
     def retry_tree(self) -> None:
         """Make the next sync a full one that tries a rejected dispatch tree again."""
-        self.work.distrust()
+        self.distrust()
         self._fallback.retry()
 
     def services(self) -> Collection[Key]:
         """Return the Services that have rules as of the last sync."""
-        return self._applied.services()
+        return self._known.services()
 
     def resolve(self, cluster: Cluster, service: Key) -> tuple[ResolvedPort, ...]:
         """Return the ports of one Service as the cluster is now, in the context of the last sync; none before it."""
@@ -81,25 +95,28 @@ class FamilyTables:
         return self.quarantine.all()
 
     def find_drift(self, scope: DriftScope) -> Drift | None:
-        """Compare live tables, or just some chains, with the applied state. Return what differs; change nothing.
+        """Compare live tables, or just some chains, with the known ones. Return what differs; change nothing.
 
-        Returns None if the next sync is a full one. Raises KernelError.
+        Returns None if the next sync reads the tables. Raises KernelError.
         """
-        if self.work.needs_resync or self._context is None:
+        if self._known.unread or self._context is None:
             return None
         reading = self._reader.read(scope.tables, scope.chains)
         options = self._context.options
-        return rule_drift.compare(self._applied, reading.live, reading.tables, reading.chains, options)
+        return rule_drift.compare(self._known, reading.live, reading.tables, reading.chains, options)
 
     def note_drift(self, scope: DriftScope) -> Drift | None:
         """Find drift, and have the next sync repair it. Returns and raises as `find_drift` does."""
         drift = self.find_drift(scope)
         if drift is None:
             return None
-        services, shared = self._applied.observe(drift.changed, drift.live)
+        services = self._known.observe(drift.live, (), drift.changed)
+        # Others may refer to unknown chains, which only whole tables show.
+        self._known.unread |= {key.table for key in drift.unknown}
+        self._known.ensured |= drift.ensured
         drift = msgspec.structs.replace(drift, since=scope.since, writers=scope.writers)
-        self.work.found_drift(drift, services, shared)
-        self.work.unused_chains = self._applied.has_unused_chains()
+        self.work.found_drift(drift, services)
+        self.work.unused_chains = bool(self._known.unused())
         return drift
 
     def release(self, api_servers: ApiServers) -> bool:
@@ -121,18 +138,14 @@ class FamilyTables:
         services = dict.fromkeys(name.service_key for name in ports)
         resolved = {port.port.name: port for key in services for port in self.resolve(cluster, key)}
         found = [resolved[name] for name in ports if name in resolved]
-        try:
-            split = self.quarantine.retry(found, self._context.options)
-        finally:
-            if self.quarantine.canary:
-                self._applied.hold(self.quarantine.canary)
+        split = self.quarantine.retry(found, self._context.options)
         self.work.dirty |= {name.service_key for name in split.accepted}
         return split
 
     def sync(self, cluster: Cluster, step: SyncStep, context: RuleContext) -> SyncReport:
         """Make the tables follow the cluster as far as a step covers it.
 
-        Raises KernelError and SyncFailed; then the next sync is a full one.
+        Raises KernelError and SyncFailed; the Services of the step are pending then.
         """
         turn, reduced = frozenset[PortName](), frozenset[PortName]()
         if isinstance(step, Changes):
@@ -153,7 +166,7 @@ class FamilyTables:
             self.work.failed(bool(turn or reduced))
             raise
         finally:
-            self.work.unused_chains = self._applied.has_unused_chains()
+            self.work.unused_chains = bool(self._known.unused())
 
     def _take_turn(self, queue: Waiting, cluster: Cluster, context: RuleContext) -> frozenset[PortName]:
         """Return the service ports whose turn it is: one if the last turn failed. They go to the end of the queue."""
@@ -174,181 +187,169 @@ class FamilyTables:
         Return None if iptables rejected rules that the next attempt omits.
         """
         stopwatch = _Stopwatch(self._progress)
-        work = self.work
         context = self._fallback.context(context)
-        if self._context and not _same_service_rules(context, self._context):
-            work.distrust()
-        live = self._adopt_live_tables() if work.needs_resync else None
+        self._follow_context(context, cluster)
+        live = self._read_tables(context)
         stopwatch.lap("read")
-        quarantined = (port.port_name for port in self.quarantine.all())
-        first = self._context is None
-        rendered, waiting = coverage.decide(
-            work, cluster, self._applied, context, live, quarantined, turn | reduced, first
-        )
-        portions = self._let_wait(waiting, turn, reduced, cluster, context, live)
-        keys = rendered | portions.keys()
-        with self._head_start(live, keys, context) as ahead:
-            resolution = resolve(cluster, keys, self._applied, context, portions, ahead.add)
-            if ahead.options != resolution.context.options:
-                ahead.fail()
-            self.quarantine.resolved(resolution.services, resolution.oversized, resolution.kept)
-            stopwatch.lap("resolve")
-            desired = self._desired(resolution, live, ahead.ports)
-            growing: frozenset[PortName] = frozenset()
-            if len(turn) == 1:
-                desired, growing = self._growing(desired, turn)
-            update = self._applied.update_to(desired)
-            stopwatch.lap("compare")
-        if ahead.failure:
-            desired = self._desired(resolution, live, ahead.ports)
-        self._applied.hold_ports(ahead.ports.values())
+        chosen = self._choose(cluster, context, turn, reduced)
+        keys = (*chosen.whole, *chosen.portions)
+        large = coverage.is_large_cluster(self._known, cluster, keys, self.family)
+        options = msgspec.structs.replace(context.options, large_cluster=large)
+        context = msgspec.structs.replace(context, options=options)
+        resolution = Resolution(cluster, keys, self._known, context, chosen.portions)
+        plan = self._plan(resolution, portion=len(turn) == 1)
+        written = Written(self.work.drift, self._known.ensured)
+        stopwatch.lap("choose")
         try:
-            written = write_update(
-                self._tables, update, self._chains_per_block, work.drift, self._progress, ahead.failure
-            )
-        except SyncFailed as failure:
-            if (
-                self._fallback.too_deep(failure.error, update)
-                or self._isolate(failure, resolution, desired)
-                or self._fallback.no_culprit(failure.error, update)
-            ):
-                work.distrust()
+            if not self._write(plan, written, resolution):
                 return None
-            raise
-        stopwatch.lap("restore")
-        written.include(ahead.written)
-        gone = resolution.gone(self._applied)
-        self._applied = self._applied.after(update, written.ports, written.deleted)
-        self._context = resolution.context
-        self.quarantine.served(frozenset(port.port.name for port in resolution.ports()) - growing)
-        self._exposures.record(cluster, resolution, self._applied)
-        self._exposures.forget((*gone, *growing))
-        left = resolution.kept | growing
-        work.settle(resolution.services.keys(), deferred=left | resolution.reduced, losing=left)
-        return self._report(resolution, gone, live, desired, written, stopwatch.laps)
+        finally:
+            self.quarantine.resolved(resolution.services, resolution.oversized, resolution.kept)
+        stopwatch.lap("write")
+        self._context = context
+        self._known.settle()
+        self._exposures.record(cluster, resolution, self._known)
+        self._exposures.forget((*plan.gone, *plan.unfinished))
+        self.quarantine.served(frozenset(port.port.name for port in resolution.ports()) - plan.unfinished)
+        left = resolution.kept | plan.unfinished
+        self.work.settle(resolution.services.keys(), deferred=left | resolution.reduced, losing=left)
+        return self._report(resolution, plan, live, written, stopwatch.laps)
 
-    def _head_start(
-        self, live: Ruleset | None, services: Collection[Key], context: RuleContext
-    ) -> AbstractContextManager[HeadStart]:
-        """Return a head start if many Services meet tables without their chains; not on legacy, where it takes longer."""
-        if (
-            live is None
-            or self._chains_per_block is None
-            or len(services) < LEAST_SERVICES
-            or any(map(is_owned, live.chains))
-        ):
-            return nullcontext(HeadStart(None, context.options))
-        options = msgspec.structs.replace(context.options, large_cluster=True)
-        quarantine = self.quarantine.rejected()
-        return head_start(self._tables, options, quarantine, self._chains_per_block, self._progress)
+    def _follow_context(self, context: RuleContext, cluster: Cluster) -> None:
+        """Have this sync go through the Services whose rules may differ in this context."""
+        before = self._context
+        if before is None:
+            return
+        if not _same_service_rules(context, before):
+            self.work.visit_all = True
+            # The rules of ours in these chains may differ, too.
+            self._known.doubtful |= dict.fromkeys(FOREIGN_CHAINS)
+        if context.node_port_jumps != before.node_port_jumps:
+            self._known.outdated.setdefault(skeleton.NAT_SERVICES, set())
+        self.work.dirty |= coverage.reserving_differently(cluster, context, before)
 
-    def _adopt_live_tables(self) -> Ruleset:
-        live = self._reader.read(TABLES).live
-        self._applied.adopt(live)
-        return live
+    def _read_tables(self, context: RuleContext) -> Ruleset | None:
+        """Read what is uncertain; what differs then is pending. Return what was read if it is all tables.
 
-    def _let_wait(
-        self,
-        waiting: Collection[Key],
-        turn: frozenset[PortName],
-        reduced: frozenset[PortName],
-        cluster: Cluster,
-        context: RuleContext,
-        live: Ruleset | None,
-    ) -> dict[Key, dict[PortName, Container[str] | None]]:
-        """Put what waits into the queues, and withdraw the entries that it has lost.
-
-        Return the ports of waiting Services to render nevertheless, and the endpoint chains that each may use; None means
-        all.
+        Raises KernelError.
         """
-        work, broken_off = self.work, self.work.broken_off
+        known = self._known
+        if known.is_certain:
+            return None
+        is_all = known.unread.issuperset(TABLES)
+        written = {owner.service_key for owner in known.doubtful.values() if isinstance(owner, PortName)}
+        reading = self._reader.read(known.unread, known.doubtful)
+        changed = known.observe(reading.live, reading.tables, reading.chains)
+        known.unread = frozenset()  # some may be hidden
+        self.work.dirty |= changed
+        if is_all:  # others have changed them
+            self.work.drifted |= changed - written
+        read = {key for key in FOREIGN_CHAINS if key.table in reading.tables or key in reading.chains}
+        for table in {key.table for key in read}:
+            known.ensured.pop(table, None)
+        known.ensured |= ensured_lines(reading.live, context.options, read)
+        return reading.live if is_all else None
+
+    def _choose(
+        self, cluster: Cluster, context: RuleContext, turn: frozenset[PortName], reduced: frozenset[PortName]
+    ) -> _Chosen:
+        """Choose the Services of this sync, and put what waits into the queues."""
+        quarantined = (port.port_name for port in self.quarantine.all())
+        whole, waiting = coverage.decide(
+            self.work,
+            cluster,
+            self._known.services(),
+            context,
+            quarantined,
+            turn | reduced,
+            is_first=self._context is None,
+        )
         portions: dict[Key, dict[PortName, Container[str] | None]] = {}
         for name in turn | reduced:
             portions.setdefault(name.service_key, {})[name] = None if name in turn else ()
-        # An earlier agent or a failed sync may have written rules that the applied state does not know.
-        served = served_chains(live) if live is not None and broken_off else frozenset()
         for key in sorted(waiting):
-            known = [port.name for port in self._applied.ports(key)]
-            if lost := self._lost(cluster, key, live):
-                work.lose(key, lost)
-                # Another Service may have the address or node port now.
-                work.dirty_chains |= self._applied.withdraw(key, context.frontends(cluster, key))
-            if key in work.dirty or live is not None:
-                names = [*known, *coverage.port_names(cluster, key)]
-                work.defer(key, names)
-                if live is not None and broken_off and not known:
-                    portions[key] = {**dict.fromkeys(names, served), **portions.get(key, {})}
+            self._let_wait(cluster, context, key)
+        if self._context is None and (self._known.unused() or self._known.lead_to_services()):
+            # An earlier agent has written rules whose owners nobody knows. Endpoints without a chain come in a turn.
+            existing = {key.chain for key in self._known.unused() if key.table == "nat"}
+            for key in waiting:
+                names = dict.fromkeys(coverage.port_names(cluster, key), existing)
+                portions[key] = {**names, **portions.get(key, {})}
         portions = {key: portion for key, portion in portions.items() if key in waiting}
         for key, portion in portions.items():
-            for port in self._applied.ports(key):
+            for port in self._known.ports(key):
                 if port.name in reduced:
                     portion[port.name] = port.existing_chains()
-        return portions
+        return _Chosen(whole, portions)
 
-    def _lost(self, cluster: Cluster, service: Key, live: Ruleset | None) -> list[PortName]:
-        """Return the ports of a waiting Service whose rules expose what it may have lost."""
-        names = [port.name for port in self._applied.ports(service)]
-        if live is not None and names and not self._applied.keep(service, live):
-            return names
-        if not names or service not in self.work.dirty:
-            return []
-        return self._exposures.lost(cluster, service, names)
+    def _let_wait(self, cluster: Cluster, context: RuleContext, key: Key) -> None:
+        """Let a Service wait for its turn, and have this sync withdraw the entries that it has lost."""
+        work, known = self.work, self._known
+        names = [port.name for port in known.ports(key)]
+        if key in work.dirty and (lost := self._exposures.lost(cluster, key, names)):
+            work.lose(key, lost)
+            # Another Service may have the address or node port now.
+            known.withdraw(key, context.frontends(cluster, key))
+        known.withdraw_damaged(key)
+        if key in work.dirty or work.visit_all:
+            work.defer(key, [*names, *coverage.port_names(cluster, key)])
 
-    def _desired(
-        self, resolution: Resolution, live: Ruleset | None, ahead: Mapping[PortName, AppliedPort]
-    ) -> Desired:
-        """Return the rules to write; `live` are the tables that a full sync has read, `ahead` what was written ahead."""
-        work = self.work
-        options, jumps = resolution.context.options, resolution.context.node_port_jumps
-        shared = set(skeleton.SHARED) if live is not None else work.dirty_chains
-        if self._context and self._context.node_port_jumps != jumps:
-            shared = shared | {skeleton.NAT_SERVICES}
-        if live is not None:
-            ensured: Mapping[str, tuple[str, ...]] = ensured_lines(live, options)
-        else:
-            ensured = work.drift.ensured if work.drift else {}
+    def _plan(self, resolution: Resolution, portion: bool) -> Plan:
         at_once = (
-            self._chains_per_block is None or self._context is None or work.listed or work.drift is not None
+            self._chains_per_block is None
+            or self._context is None
+            or self.work.listed
+            or self.work.drift is not None
         )
-        return Desired(
-            services=resolution.desired(self.quarantine, self._applied, ahead),
-            options=options,
-            node_port_jumps=jumps,
-            shared=frozenset(shared),
-            ensured=ensured,
-            most_deleted=None if at_once else coverage.MOST_DELETED,
+        return Plan(
+            self._known,
+            resolution.desired(self.quarantine),
+            resolution.context.options,
+            resolution.context.node_port_jumps,
+            PlanLimits(
+                self._chains_per_block,
+                deleted=None if at_once else coverage.MOST_DELETED,
+                portion=coverage.PORT_PAIRS * self._factor if portion else None,
+            ),
+            skeleton.SHARED if self.work.visit_all else (),
         )
 
-    def _growing(self, desired: Desired, turn: frozenset[PortName]) -> tuple[Desired, frozenset[PortName]]:
-        """Let ports that are too large for one turn write only some of their chains. Return these ports too."""
-        parts = {
-            port.name: part
-            for key in {name.service_key for name in turn}
-            for port in desired.services.get(key, ())
-            if port.name in turn and isinstance(port, DesiredPort)
-            if (part := self._applied.growing(port, coverage.PORT_PAIRS * self._factor))
-        }
-        services = {
-            key: tuple(parts.get(port.name, port) for port in ports)
-            for key, ports in desired.services.items()
-        }
-        return msgspec.structs.replace(desired, services=services), frozenset(parts)
+    def _write(self, plan: Plan, written: Written, resolution: Resolution) -> bool:
+        """Write a plan. Return False if iptables rejects rules that the next attempt omits. Raises SyncFailed."""
 
-    def _isolate(self, failure: SyncFailed, resolution: Resolution, desired: Desired) -> bool:
+        def note(chunk: Chunk) -> None:
+            written.add(chunk)
+            self._progress()
+
         try:
-            unchanged = self._applied.unchanged(desired)
-            return self.quarantine.isolate(failure.error, resolution.ports(), unchanged, desired.options)
+            write_chunks(self._tables, plan, self._known, note)
         except KernelError as error:
-            raise SyncFailed(error) from failure
+            options = resolution.context.options
+            if self._fallback.too_deep(error, plan.has_tree()):
+                return False
+            ports = resolution.ports()
+            rules = {port.port.name: self.quarantine.rules_or_replacement(port, options) for port in ports}
+            service = owner_of_line(error.line, rules) if isinstance(error, Rejected) else ""
+            try:
+                if self.quarantine.isolate(error, ports, options):
+                    return False
+            except KernelError as another:
+                raise SyncFailed(another) from error
+            if self._fallback.no_culprit(error, plan.has_tree()):
+                return False
+            if isinstance(error, Rejected) and not error.is_shortage and not service:
+                # Another program may have changed what the plan builds on.
+                self._known.unread = frozenset(TABLES)
+            raise SyncFailed(error, service) from error
+        return True
 
     def _report(
         self,
         resolution: Resolution,
-        gone: tuple[PortName, ...],
+        plan: Plan,
         live: Ruleset | None,
-        desired: Desired,
         written: Written,
-        seconds: Mapping[str, float],
+        seconds: dict[str, float],
     ) -> SyncReport:
         drift = self.work.drift
         if live is not None:
@@ -356,20 +357,20 @@ class FamilyTables:
         else:
             others = rule_drift.other_entries(drift.live, drift.tables) if drift else {}
         # kube-proxy counts the guard in KUBE-FIREWALL too, but no jumps.
-        rules = Counter(filter=len(skeleton.kubelet_firewall(desired.options)))
-        rules.update(self._applied.rule_counts())
+        rules = Counter(filter=len(skeleton.kubelet_firewall(resolution.context.options)))
+        rules.update(self._known.rule_counts())
         return SyncReport(
             family=self.family,
-            full=live is not None,
-            services=len(self._applied.services()),
-            endpoints=self._applied.endpoints(),
+            full=self.work.visit_all,
+            services=len(self._known.services()),
+            endpoints=self._known.endpoints(),
             chains_written=written.chains,
-            chains_deleted=len(written.deleted),
+            chains_deleted=written.deleted,
             rules_written=written.rules,
             rules=rules,
             seconds=seconds,
             resolved=resolution.ports(),
-            gone=gone,
+            gone=tuple(plan.gone),
             wrote=written.anything,
             deferred=frozenset(self.work.deferred),
             installed=udp_frontends(live) if live is not None else frozenset(),
@@ -377,9 +378,9 @@ class FamilyTables:
             rejected_tree=self._fallback.reason,
             drift=written.drift(),
             table_counts=TableCounts(
-                ours=self._applied.entry_counts(),
+                ours=self._known.entry_counts(),
                 others=others,
-                added=rule_drift.added_entries(desired.ensured) if desired.ensured else {},
+                added=rule_drift.added_entries(written.ensured),
             ),
         )
 
@@ -399,6 +400,9 @@ class _Stopwatch:
 
 
 def _same_service_rules(new: RuleContext, old: RuleContext) -> bool:
-    """Return whether every service has the same rules in both contexts; jumps to node ports are not among them."""
+    """Return whether every service has the same rules in both contexts, apart from jumps to node ports and `reserved`."""
     options = msgspec.structs.replace(new.options, large_cluster=old.options.large_cluster)
-    return msgspec.structs.replace(new, options=options, node_port_jumps=old.node_port_jumps) == old
+    same = msgspec.structs.replace(
+        new, options=options, node_port_jumps=old.node_port_jumps, reserved=old.reserved
+    )
+    return same == old

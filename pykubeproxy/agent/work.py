@@ -1,11 +1,7 @@
-"""The pending work of one family: what waits, since when, and which step comes next.
-
-`TRANSITIONS` are the states of its tables, as the agent knows them, and what moves them; docs/design.md shows them.
-"""
+"""The pending work of one family: what waits, since when, and which step comes next."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from enum import Enum
+from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
 import msgspec
@@ -15,7 +11,6 @@ from pykubeproxy.agent.limiter import TimeShare
 from pykubeproxy.agent.quarantine import RetrySchedule
 from pykubeproxy.objects import Key
 from pykubeproxy.rules.drift import Drift
-from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.ports import PortName
 
 # The part of the time that turns may take. Short ones may use that of the last minute at once, so that thousands of honest
@@ -24,41 +19,6 @@ _TURN_SHARE, _SHORT_SECONDS, _SAVED_SECONDS = 0.25, 2.0, 60.0
 
 # Service ports that wait for a turn, by Service, in the order of turns.
 Waiting = dict[Key, dict[PortName, None]]
-
-
-class TablesState(Enum):
-    """What the agent knows about the live tables of a family, and so what the next sync does."""
-
-    UNREAD = "it reads the tables and goes through all Services"
-    KNOWN = "it writes what has changed since the last sync"
-    DRIFTED = "it also repairs drift, and starts at once"
-    BROKEN_OFF = "as unread, and the tables may hold a part of the sync that failed"
-
-
-class Trigger(Enum):
-    """What moves this state."""
-
-    SUCCESS = "a sync succeeds"
-    FAILURE = "a sync fails"
-    DRIFT = "a check finds drift"
-    DISTRUST = "the tables may differ from what it knows"
-
-
-# The first state is the first one; a trigger that a state does not list leaves it as it is.
-TRANSITIONS: Mapping[TablesState, Mapping[Trigger, TablesState]] = {
-    TablesState.UNREAD: {Trigger.SUCCESS: TablesState.KNOWN, Trigger.FAILURE: TablesState.BROKEN_OFF},
-    TablesState.KNOWN: {
-        Trigger.DRIFT: TablesState.DRIFTED,
-        Trigger.DISTRUST: TablesState.UNREAD,
-        Trigger.FAILURE: TablesState.BROKEN_OFF,
-    },
-    TablesState.DRIFTED: {
-        Trigger.SUCCESS: TablesState.KNOWN,
-        Trigger.DISTRUST: TablesState.UNREAD,
-        Trigger.FAILURE: TablesState.BROKEN_OFF,
-    },
-    TablesState.BROKEN_OFF: {Trigger.SUCCESS: TablesState.KNOWN},
-}
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -97,9 +57,9 @@ Step: TypeAlias = SyncStep | Retry | DriftCheck
 class Work:
     """The pending work of one family. The reconcile loop owns it; it reads no clock.
 
-    - `tables`: what the agent knows about the live tables
+    - `visit_all`: the next sync goes through all Services
     - `requested`: when a sync was requested, if none has started since; else infinity
-    - `dirty`, `dirty_chains`: the Services and shared chains to render again, until a sync succeeds
+    - `dirty`: the Services to render again, until a sync succeeds
     - `drift`, `drifted`: what the next sync repairs, and the Services with drift: they do not wait
     - `listed`: a list has arrived: small Services do not wait
     - `deferred`: the service ports that wait for their turn
@@ -109,13 +69,12 @@ class Work:
     """
 
     def __init__(self) -> None:
-        self.tables = TablesState.UNREAD
+        self.visit_all = True
         self.requested = math.inf
         self._changed: set[Key] = set()
         self._changed_by_list = False
         self._arrived = math.inf
         self.dirty: set[Key] = set()
-        self.dirty_chains: set[ChainKey] = set()
         self.listed = False
         self.drift: Drift | None = None
         self.drifted: set[Key] = set()
@@ -135,19 +94,14 @@ class Work:
     # Read.
 
     @property
-    def needs_resync(self) -> bool:
-        """Return whether the next sync reads the live tables and goes through all Services."""
-        return self.tables in (TablesState.UNREAD, TablesState.BROKEN_OFF)
-
-    @property
-    def broken_off(self) -> bool:
-        """Return whether the tables may hold a part of a sync that failed."""
-        return self.tables is TablesState.BROKEN_OFF
+    def has_changes(self) -> bool:
+        """Return whether a sync is needed without a further request."""
+        return self.visit_all or bool(self.dirty) or self.drift is not None
 
     @property
     def has_losses(self) -> bool:
         """Return whether a step `Losses` is due: at once, but others may be synced before."""
-        return bool(self.losing) and not self.needs_resync
+        return bool(self.losing)
 
     @property
     def turns(self) -> int:
@@ -172,7 +126,7 @@ class Work:
         Without `fits`, other work is due before a turn or a retry would end.
         """
         if kind is Changes:
-            needed = self.requested < math.inf or self.tables is not TablesState.KNOWN
+            needed = self.requested < math.inf or self.has_changes
             return self._take_changes() if needed else None
         if kind is Losses:
             return Losses() if self.has_losses else None
@@ -188,6 +142,9 @@ class Work:
 
     def _take_changes(self) -> Changes:
         step = Changes(frozenset(self._changed), self._changed_by_list)
+        # A sync may fail before it begins.
+        self.dirty |= self._changed
+        self.listed = self.listed or self._changed_by_list
         self._changed.clear()
         self._changed_by_list, self.requested = False, math.inf
         return step
@@ -206,19 +163,11 @@ class Work:
         self._changed.update(services)
         self._changed_by_list = self._changed_by_list or listed
 
-    def distrust(self) -> None:
-        """Make the next sync a full one: the live tables may differ from the applied state."""
-        self._move(Trigger.DISTRUST)
-
-    def found_drift(self, drift: Drift, services: Collection[Key], shared: Collection[ChainKey]) -> None:
-        """Have the next sync repair drift, in these Services and shared chains."""
-        self._move(Trigger.DRIFT)
+    def found_drift(self, drift: Drift, services: Collection[Key]) -> None:
+        """Have the next sync repair drift, in these Services."""
         self.dirty |= set(services)
         self.drifted |= set(services)
-        self.dirty_chains |= set(shared)
         self.drift = drift
-        if drift.unknown:
-            self.distrust()
 
     def defer(self, service: Key, ports: Iterable[PortName]) -> None:
         """Let these ports of a Service wait for their turn, behind all that wait already."""
@@ -248,20 +197,16 @@ class Work:
 
     def done(self, turn: bool) -> None:
         """Record a sync that succeeded; `turn`: it was the turn of some ports."""
-        self._move(Trigger.SUCCESS)
         self.alone = self.alone and not turn
-        self.drift, self.listed = None, False
-        for changes in (self.dirty, self.drifted, self.dirty_chains):
-            changes.clear()
+        self.drift, self.listed, self.visit_all = None, False, False
+        self.dirty.clear()
+        self.drifted.clear()
 
     def failed(self, turn: bool) -> None:
-        """Record a sync that failed; `turn`: it was the turn of some ports."""
-        self._move(Trigger.FAILURE)
+        """Record a sync that failed; `turn`: it was the turn of some ports. From now on, drifted Services wait, too."""
         self.alone = self.alone or turn
+        self.drifted.clear()
 
     def turn_ended(self, begun: float, now: float, succeeded: bool) -> None:
         """Record how long a turn took: they may take a share of the time only."""
         self._turn_share.worked(begun, now, succeeded)
-
-    def _move(self, trigger: Trigger) -> None:
-        self.tables = TRANSITIONS[self.tables].get(trigger, self.tables)

@@ -1,15 +1,12 @@
-"""Write one update: render each chunk while iptables-restore reads the previous one."""
+"""Write chunks of a plan: render each while iptables-restore reads the previous one, and record what is in force then."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from pykubeproxy.agent.bisect import owner_of_line
 from pykubeproxy.kernel import KernelError, Rejected, Tables
-from pykubeproxy.rules.applied import Update
-from pykubeproxy.rules.blocks import Blocks, Chunk
-from pykubeproxy.rules.digests import AppliedPort, DesiredPort
 from pykubeproxy.rules.drift import Drift, DriftCounter, TableDrift
-from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.rules.known import ChainsDeleted, Fact, KnownTables
+from pykubeproxy.rules.plan import Chunk
 
 
 class SyncFailed(Exception):
@@ -25,62 +22,76 @@ class SyncFailed(Exception):
 
 
 class Written:
-    """Count written chains and rules, and collect ports and deleted chains for the applied state."""
+    """Count the written chains and rules, and the repaired drift. `ensured` are the lines written to chains of others."""
 
     def __init__(self, drift: Drift | None, ensured: Mapping[str, tuple[str, ...]]) -> None:
+        self.ensured = dict(ensured)
         self.anything = False
-        self.chains = 0
-        self.deleted: list[ChainKey] = []
+        self.chains = self.deleted = 0
         self.rules: Counter[str] = Counter()
-        self.ports: list[AppliedPort] = []
-        self._drift = DriftCounter(drift, ensured) if drift else None
+        self._drift = DriftCounter(drift, self.ensured) if drift else None
 
     def add(self, chunk: Chunk) -> None:
         """Count a chunk that was written."""
         self.anything = self.anything or bool(chunk.text)
         self.chains += len(chunk.chains)
-        self.deleted += chunk.deleted
+        self.deleted += sum(len(fact.chains) for fact in chunk.facts if isinstance(fact, ChainsDeleted))
         for chain in chunk.chains:
             self.rules[chain.key.table] += len(chain.rules)
-        self.ports += chunk.ports
         if self._drift:
             self._drift.add(chunk.chains)
-
-    def include(self, earlier: "Written") -> None:
-        """Count what was written before, too."""
-        self.anything = self.anything or earlier.anything
-        self.chains += earlier.chains
-        self.rules.update(earlier.rules)
 
     def drift(self) -> tuple[TableDrift, ...]:
         """Return the repaired drift by table."""
         return self._drift.report() if self._drift else ()
 
 
-def write_update(
+def write_chunks(
     tables: Tables,
-    update: Update,
-    chains_per_block: int | None,
-    drift: Drift | None,
-    progress: Callable[[], None] = lambda: None,
-    earlier: KernelError | None = None,
-) -> Written:
-    """Write an update in blocks of about `chains_per_block` chains; `drift` is what it repairs. Raises SyncFailed.
+    chunks: Iterable[Chunk],
+    known: KnownTables,
+    written: Callable[[Chunk], None] = lambda _: None,
+    seconds: float | None = None,
+) -> None:
+    """Write chunks with iptables-restore, and record in `known` what is in force, also after a failure. Raises KernelError.
 
-    Calls `progress` after each chunk. An `earlier` failure to write some of it counts like one here.
+    `seconds` limits the time in which the command makes no progress. Calls `written` after each chunk.
     """
-    written = Written(drift, update.desired.ensured)
+    blocks = _Blocks()
     try:
-        if earlier:
-            raise earlier
-        with tables.session() as session:
-            for chunk in Blocks(update, chains_per_block):
+        with tables.session(seconds) as session:
+            for chunk in chunks:
                 session.write(chunk.text)
-                written.add(chunk)
-                progress()
-    except KernelError as error:
-        ports = (port for ports in update.desired.services.values() for port in ports)
-        rules = {port.name: port.rules for port in ports if isinstance(port, DesiredPort)}
-        service = owner_of_line(error.line, rules) if isinstance(error, Rejected) else ""
-        raise SyncFailed(error, service) from error
-    return written
+                blocks.add(chunk)
+                written(chunk)
+    except Rejected as rejection:
+        known.commit(blocks.before(rejection.line_number))
+        raise
+    except BaseException:
+        # The command may have ended anywhere.
+        known.doubt(blocks.before(None))
+        raise
+    known.commit(blocks.before(None))
+
+
+class _Blocks:
+    """What the written blocks do, each with the number of its last line."""
+
+    def __init__(self) -> None:
+        self._facts: list[tuple[int, list[Fact]]] = []
+        self._lines = 0
+        self._is_open = False
+
+    def add(self, chunk: Chunk) -> None:
+        """Add a chunk: a block or a part of one. One without text belongs to the block before."""
+        self._lines += chunk.text.count("\n")
+        if self._facts and (self._is_open or not chunk.text):
+            self._facts[-1][1].extend(chunk.facts)
+            self._facts[-1] = (self._lines, self._facts[-1][1])
+        else:
+            self._facts.append((self._lines, [*chunk.facts]))
+        self._is_open = bool(chunk.text or self._is_open) and not chunk.text.endswith("COMMIT\n")
+
+    def before(self, line: int | None) -> list[Fact]:
+        """Return what the blocks do that end before a line, numbered from 1; None means all."""
+        return [fact for last, facts in self._facts if line is None or last < line for fact in facts]

@@ -34,7 +34,7 @@ from pykubeproxy.kernel import (
 from pykubeproxy.kernel.iptables import PACKAGE
 from pykubeproxy.kernel.system import routes_loopback
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
+from pykubeproxy.rules.plan import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.rules.removal import kubelet_guards_loopback, removal
 from pykubeproxy.rules.ruleset import Ruleset
 

@@ -291,6 +291,10 @@ class SharedEntries(msgspec.Struct, frozen=True):
     services: Mapping[Key, Rules] = {}
     groups: Mapping[str, _AddressGroup] = {}
 
+    def with_services(self, services: Mapping[Key, Rules]) -> "SharedEntries":
+        """Return the entries with those of these Services instead of theirs, and without lost ones."""
+        return self.replacing({_LAST: (), **services})
+
     def replacing(self, services: Mapping[Key, Rules]) -> "SharedEntries":
         """Return the entries with those of these Services instead of theirs."""
         changed: dict[str, dict[Key, Rules]] = {}

@@ -1,12 +1,12 @@
-"""Compare live tables with the applied state, and count what a repair restores."""
+"""Compare live tables with the known ones, and count what a repair restores."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.digests import CHAIN_ENTRIES, comparable, digest
+from pykubeproxy.rules.known import KnownTables
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ownership import FOREIGN_CHAINS, ensured_lines, is_ours, missing_jumps
 from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey, Rules, Ruleset
@@ -19,7 +19,7 @@ _LINE_ENTRIES = {"-D": -1, "-N": CHAIN_ENTRIES}
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """The difference between live tables and the applied state.
+    """The difference between live and known tables.
 
     - `live`: the chains that were read: all of `tables`, and some others
     - `changed`: chains of ours that are gone or have other rules
@@ -69,26 +69,27 @@ class TableDrift(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def compare(
-    applied: AppliedState,
+    known: KnownTables,
     live: Ruleset,
     tables: Collection[str],
     chains: Collection[ChainKey],
     options: RuleOptions,
 ) -> Drift | None:
-    """Compare live tables with the applied state; `live` holds these tables and chains as far as they exist.
+    """Compare live tables with the known ones; `live` holds these tables and chains as far as they exist.
 
     Returns None if all our chains and rules are as written.
     """
-    digests = {key: known for key, known in applied.digests() if key.table in tables or key in chains}
+    digests = {key: number for key, number in known.digests() if key.table in tables or key in chains}
     changed = frozenset(
         key
-        for key, known in digests.items()
-        if (rules := live.chains.get(key)) is None or digest(key, rules) != known
+        for key, number in digests.items()
+        if (rules := live.chains.get(key)) is None or digest(key, rules) != number
     )
     unknown = frozenset(
         key
         for key, rules in live.chains.items()
-        if key not in digests and is_ours(key) and (rules or not applied.can_only_be_emptied(key))
+        if key not in digests and key not in known.doubtful and is_ours(key)
+        if rules or not known.can_only_be_emptied(key)
     )
     shared = frozenset(key for key in FOREIGN_CHAINS if key.table in tables or key in chains)
     ensured = ensured_lines(live, options, shared)
@@ -107,7 +108,7 @@ def _holds(rules: Rules, known: int) -> bool:
 
 
 class DriftCounter:
-    """Count what an update restores of a Drift while its chains are written; `ensured` are the lines it adds."""
+    """Count what a plan restores of a Drift while its chains are written; `ensured` are the lines that it adds."""
 
     def __init__(self, drift: Drift, ensured: Mapping[str, Iterable[str]]) -> None:
         self._drift = drift

@@ -52,6 +52,14 @@ def _pairs(cluster: Cluster, key: Key, family: Family, per_endpoint: int = 1) ->
     return addresses * ports + max(ports, per_endpoint * endpoints)
 
 
+def count_endpoints(cluster: Cluster, key: Key, family: Family) -> int:
+    """Return about how many endpoints the ports of a Service have in one family, each counted for every port."""
+    service = cluster.service(key)
+    ports = len(service.ports) if service else 0
+    slices = cluster.slices_of(key, family) if ports else ()
+    return sum(min(ports, len(slice_.ports)) * len(slice_.endpoints) for slice_ in slices)
+
+
 def exposure(cluster: Cluster, key: Key, family: Family) -> frozenset[int]:
     """Return hashes of what a Service exposes in one family.
 

@@ -25,7 +25,6 @@ from pykubeproxy.inspect.trace.svg import svg
 from pykubeproxy.report.document import Report
 from pykubeproxy.services.ports import FrontendKind
 from tests.docs import json_reference
-from tests.docs.states import states_of_tables
 from tests.fakes.three_nodes import ThreeNodes
 
 _ZERO = {
@@ -177,7 +176,6 @@ PARTS: dict[str, Callable[[], str]] = {
 # Whole files, by their path in docs/.
 FILES: dict[str, Callable[[], str]] = {
     "assets/trace.svg": traced_path,
-    "assets/work.svg": states_of_tables,
     **{
         f"reference/schemas/{json_reference.kind_of(report)}.json": functools.partial(_schema, report)
         for report in json_reference.REPORTS

@@ -8,9 +8,7 @@ from functools import cache
 
 import pytest
 
-from pykubeproxy.agent.work import TRANSITIONS
 from tests.docs.pages import DOCS, ROOT
-from tests.docs.states import name_of
 
 PACKAGE = ROOT / "pykubeproxy"
 PAGE = (DOCS / "design.md").read_text()
@@ -68,8 +66,3 @@ def test_names_are_defined_in_the_modules_beside_them(name: str, path: str) -> N
 @pytest.mark.parametrize("package", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
 def test_every_package_is_in_the_table(package: str) -> None:
     assert f"| `{package}/` |" in PAGE
-
-
-def test_the_states_of_tables_are_in_a_table() -> None:
-    rows = "".join(f"| {name_of(state)} | {state.value} |\n" for state in TRANSITIONS)
-    assert f"| the tables are | what the next sync does |\n| --- | --- |\n{rows}\n" in PAGE

@@ -1,5 +1,7 @@
 """A cluster, and tables of one family in memory that follow it: the world of the tests of syncs."""
 
+import contextlib
+from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
@@ -8,9 +10,10 @@ from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.agent.work import Changes, Losses, Turn
 from pykubeproxy.agent.write import SyncFailed
 from pykubeproxy.config import load
-from pykubeproxy.kernel import Backend, Failed, KernelError, Tables
+from pykubeproxy.kernel import Backend, Failed, KernelError, Rejected, Tables
 from pykubeproxy.objects import Event, Family, Key, Node
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.rules.digests import ABSENT, digest
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.cluster import Cluster
@@ -137,6 +140,24 @@ class SyncedFamily:
         made.cluster = self.cluster
         return made
 
+    def check_known(self) -> None:
+        """Assert that what the agent knows is what the tables hold, apart from what it knows to be uncertain."""
+        known, live = self.tables._known, self.our_chains()
+        if known.unread:
+            return
+        digests = dict(known.digests())
+        found = {key: digest(key, rules) for key, rules in live.items() if key not in known.doubtful}
+        # No chain of a fixed name is created before the first sync.
+        assert {key: it for key, it in digests.items() if it != ABSENT} == found
+        if known.is_certain:
+            of_table = Counter[str]()
+            for key, rules in live.items():
+                of_table[key.table] += len(rules)
+            assert Counter(known.rule_counts()) == of_table
+            assert known.chain_count() - list(digests.values()).count(ABSENT) == len(live)
+        endpoints = sum(port.endpoints for key in known.services() for port in known.ports(key))
+        assert known.endpoints() == endpoints
+
     def our_chains(self) -> dict[ChainKey, tuple[str, ...]]:
         return {key: rules for key, rules in self.chains().items() if is_ours(key)}
 
@@ -149,16 +170,21 @@ class SyncedFamily:
         return {rule.rpartition(" ")[2] for rule in rules if "-j DNAT" in rule}
 
     def _attempt(self, work: Callable[[], object]) -> None:
-        try:
+        with contextlib.suppress(KernelError, SyncFailed):
             work()
-        except (KernelError, SyncFailed):
-            self.tables.work.distrust()
 
     def _write(self, text: str) -> None:
+        lines = 0
         for block in filter(None, text.split("COMMIT\n")):
             written = f":{self.broken} " in block and f"-X {self.broken}\n" not in block
             if not self.blocks or (self.broken and written):
                 raise Failed("iptables-restore", 1, "out of memory")
             self.blocks -= 1
-            self._restore(f"{block}COMMIT\n")
+            try:
+                self._restore(f"{block}COMMIT\n")
+            except Rejected as error:
+                raise Rejected(
+                    lines + error.line_number, error.line, error.message, error.exit_code
+                ) from error
+            lines += block.count("\n") + 1
             self._after_block(self.live)

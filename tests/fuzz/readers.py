@@ -29,10 +29,10 @@ from pykubeproxy.objects import Family, Kind, Undecodable, Updated, decode, obje
 from pykubeproxy.pages import servicez, statusz
 from pykubeproxy.report.document import document, json_text
 from pykubeproxy.report.text import text as report_text
-from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.inferred import inferred_facts
 from pykubeproxy.rules.iptables_save import canonical, parse, parse_rule, read_counted
+from pykubeproxy.rules.known import TABLES, KnownTables
 from pykubeproxy.rules.removal import removal
 from pykubeproxy.rules.render import full_input, render
 from pykubeproxy.rules.save_files import InvalidSave, SavedFile, read_saves
@@ -137,7 +137,7 @@ def saved(raw: bytes) -> None:
     except ValueError:
         return
     removal(live).restore_input(200)
-    AppliedState().adopt(live)
+    KnownTables().observe(live, TABLES)
     with contextlib.suppress(RecursionError):
         report_text(service_blocks(views(live, {})))
         trace = report_of(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), NodeNetwork())

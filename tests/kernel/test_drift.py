@@ -267,7 +267,7 @@ def test_a_sync_reports_no_external_write(node: Node, full: bool) -> None:
     eventually(lambda: node.external_writes or node.real.backend is Backend.NFT)
     node.external_writes.clear()
     if full:
-        node.tables.work.distrust()
+        node.tables.distrust()
     node.sync(Deleted(Kind.SERVICE, Key("ns", "c")))
     assert node.external_writes == []
 
@@ -285,7 +285,7 @@ def test_a_write_between_read_and_write_of_a_full_sync_is_reported(node: Node) -
             return live
 
     reader, node.tables._reader = node.tables._reader, TableReader(TamperedTables())  # type: ignore[arg-type]
-    node.tables.work.distrust()
+    node.tables.distrust()
     node.sync()
     node.tables._reader = reader
     assert node.repair() == {"filter": TableDrift("filter", jumps=1)}
@@ -384,7 +384,7 @@ def test_a_failing_watch_fails_the_sync(node: Node, when: str) -> None:
         node.sync(Deleted(Kind.SERVICE, Key("ns", "c")))
     node.tables._tables = node.watched
     node.sync()
-    node.tables.work.distrust()
+    node.tables.distrust()
     assert not node.sync().wrote
 
 
@@ -424,7 +424,7 @@ def test_a_native_nft_rule_in_a_built_in_chain_is_kept(node: Node) -> None:
     assert repair["nat"] == TableDrift("nat", jumps=1, rules=1)
     assert repair.keys() == {"nat", "filter"}
     assert not node.tables.note_drift(scope())
-    node.tables.work.distrust()
+    node.tables.distrust()
     node.sync()
     listed = node.runner.run(("nft", "list", "chain", family, "nat", "PREROUTING")).stdout
     assert (listed.count("numgen"), listed.count("jump KUBE-SERVICES")) == (1, 1)

@@ -70,7 +70,7 @@ def sync_forever(tables: Tables, limit: int | None, cluster: Cluster, rng: rando
         }
         family_tables.sync(cluster, Changes(changed), CONTEXT)
         if rng.random() < 0.2:
-            family_tables.work.distrust()
+            family_tables.distrust()
 
 
 def kill(work: Callable[[], None], when: Callable[[], object]) -> None:
@@ -124,7 +124,7 @@ def test_one_sync_recovers_from_killed_agents(backend: Backend, namespace: str, 
         report = successor.sync(cluster, Changes(), CONTEXT)
         assert ours(iptables) == ours(fresh)
         assert [quarantined.name for quarantined in report.quarantined] in ([], ["svc7"])
-        successor.work.distrust()
+        successor.distrust()
         assert not successor.sync(cluster, Changes(), CONTEXT).wrote
 
 

@@ -221,7 +221,7 @@ def test_bisection_leaves_no_rules(synced: SyncedTables) -> None:
 
 def is_stable(synced: SyncedTables) -> bool:
     """Return whether a full sync leaves the tables unchanged."""
-    synced.tables.work.distrust()
+    synced.tables.distrust()
     before = synced.saved()
     synced.retry_all()
     synced.sync_and_retry()

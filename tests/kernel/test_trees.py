@@ -51,7 +51,7 @@ def synced(iptables: Iptables) -> SyncedFamily:
 
 def is_stable(synced: SyncedFamily) -> bool:
     """Return whether a second full sync has nothing to write."""
-    synced.tables.work.distrust()
+    synced.tables.distrust()
     return not synced.sync().wrote
 
 

@@ -109,7 +109,7 @@ def check_tree(synced: SyncedFamily) -> None:
     assert not (report.rejected_tree or report.quarantined)
     while synced.tables.work.turns:
         synced.turn()
-    synced.tables.work.distrust()
+    synced.tables.distrust()
     report = synced.sync()
     assert not (report.wrote or report.rejected_tree or report.quarantined)
 

@@ -100,7 +100,7 @@ def test_comments_of_service_chains_are_no_reason_to_write() -> None:
     synced.sync(Updated(slice_of(*endpoints(1001))))
     before = synced.chains()
     assert synced.tables.note_drift(scope()) is None
-    synced.tables.work.distrust()
+    synced.tables.distrust()
     assert not synced.sync().wrote
     synced.tables = FamilyTables(synced.live, 200)
     assert not synced.sync().wrote
@@ -132,7 +132,7 @@ def test_a_failed_sync_is_followed_by_a_full_sync(where: str) -> None:
             original(text.split("COMMIT\n")[0] + "COMMIT\n")
         raise Failed("iptables-restore", 1, "killed")
 
-    synced.tables.work.distrust()
+    synced.tables.distrust()
     setattr(synced.live, where, fail_halfway)
     with pytest.raises((SyncFailed, KernelError)):
         synced.sync(Updated(slice_of(endpoint("10.244.1.5", ready=False))))
@@ -179,7 +179,7 @@ def test_deleted_chains_are_counted() -> None:
     assert (report.full, report.chains_deleted) == (False, 2)
     synced.live.tables["nat"]["KUBE-SVC-OLD"] = ("-j KUBE-SEP-OLD",)
     synced.live.tables["nat"]["KUBE-SEP-OLD"] = ()
-    synced.tables.work.distrust()
+    synced.tables.distrust()
     assert synced.sync().chains_deleted == 2
 
 
@@ -187,10 +187,10 @@ def test_a_full_sync_that_only_deletes_reports_a_write() -> None:
     """Flows created by the deleted rules may be stale."""
     synced = synced_with(*WEB)
     synced.live.tables["nat"]["KUBE-SVC-OLD"] = ("-j RETURN",)
-    synced.tables.work.distrust()
+    synced.tables.distrust()
     report = synced.sync()
     assert (report.full, report.chains_written, report.wrote) == (True, 0, True)
-    synced.tables.work.distrust()
+    synced.tables.distrust()
     assert not synced.sync().wrote
 
 
@@ -200,7 +200,7 @@ def test_of_two_ports_with_the_same_name_the_last_counts() -> None:
     synced = synced_with(Updated(service(ports=ports)), Updated(slice_of("10.244.1.5")))
     assert synced.chains()[skeleton.NAT_SERVICES][0].count("--dport 8080") == 1
     assert len(synced.chains()[skeleton.NAT_SERVICES]) == 2
-    synced.tables.work.distrust()
+    synced.tables.distrust()
     assert not synced.sync().wrote
     assert not synced.tables.note_drift(scope())
 
@@ -217,7 +217,7 @@ def test_a_chain_that_others_refer_to_counts_as_written_when_it_is_emptied() -> 
     """It cannot be deleted."""
     synced = synced_with(*WEB)
     synced.live.tables["nat"].update({"KUBE-SVC-OLD": ("-j RETURN",), "THEIRS": ("-j KUBE-SVC-OLD",)})
-    synced.tables.work.distrust()
+    synced.tables.distrust()
     report = synced.sync()
     assert (report.chains_written, report.chains_deleted) == (1, 0)
     assert synced.chains()[ChainKey("nat", "KUBE-SVC-OLD")] == ()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent import coverage, tables
+from pykubeproxy.agent import coverage
 from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import Deleted, EndpointPort, Event, Kind, Port, Protocol, Updated
 from pykubeproxy.rules import names, skeleton
@@ -198,9 +198,6 @@ def test_large_services_harm_neither_others_nor_what_they_keep(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coverage, "PORT_PAIRS", port_pairs)
         patch.setattr(coverage, "_FEW_ENDPOINTS", few_endpoints)
-        if data.draw(st.booleans()):
-            patch.setattr(tables, "LEAST_SERVICES", 1)
-            patch.setattr(coverage, "LARGE_CLUSTER_ENDPOINTS", 0)
         first = data.draw(hostile_events(tenants[0]))
         check(first, data.draw(steps(*tenants)), backend, chains_per_block)
 
@@ -222,6 +219,7 @@ def check(
     node.settle(200)
     for step in steps:
         step(node)
+        node.check_known()
         check_innocents(node, hosts)
     node.broken = ""
     node.settle(200)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pykubeproxy.agent import coverage
-from pykubeproxy.kernel import TABLES, Backend, Failed
+from pykubeproxy.kernel import TABLES, Backend, Failed, Rejected
 from pykubeproxy.rules.context import RuleContext
 from tests.fakes.drift import scope
 from tests.fakes.synced import SyncedFamily, flags_context
@@ -40,14 +40,18 @@ def tampered(node: SyncedFamily, tamperings: list[Tampering]) -> None:
         node.repair()
 
 
-def failing(node: SyncedFamily, blocks: int) -> None:
-    """Take a turn and sync; iptables fails after some blocks of each."""
+def failing(node: SyncedFamily, blocks: int, is_rejected: bool) -> None:
+    """Take a turn and sync; iptables fails after some blocks of each, and names the line or not."""
     restore = node.live.restore
 
     def fail(text: str) -> None:
         written = text.split("COMMIT\n")[:blocks]
-        restore("".join(f"{block}COMMIT\n" for block in written if block))
-        raise Failed("iptables-restore", 1, "out of memory")
+        before = "".join(f"{block}COMMIT\n" for block in written if block)
+        restore(before)
+        if len(before) < len(text):
+            number, line = before.count("\n") + 2, text[len(before) :].split("\n")[1]
+            shortage = Rejected(number, line, "RULE_APPEND failed (Cannot allocate memory)", 4)
+            raise shortage if is_rejected else Failed("iptables-restore", 1, "killed")
 
     node.live.restore = fail  # type: ignore[method-assign]
     node.turn_if_due()
@@ -80,7 +84,7 @@ STEPS = st.one_of(
         lambda it: lambda node: tampered(node, it),
         st.lists(TAMPERINGS.filter(lambda tampering: tampering.how in REPAIRED), max_size=2),
     ),
-    st.builds(lambda it: lambda node: failing(node, it), st.integers(0, 6)),
+    st.builds(lambda n, it: lambda node: failing(node, n, it), st.integers(0, 6), st.booleans()),
     st.builds(
         lambda it: lambda node: setattr(node.live, "rejects", rejecting(it)),
         st.sampled_from(["", "10.244.1.1", "10.244.1.2"]),
@@ -110,7 +114,9 @@ def test_large_services_end_with_the_rules_of_a_full_sync(
     node = SyncedFamily(context=first, backend=backend, chains_per_block=chains_per_block)
     for step in steps:
         step(node)
+        node.check_known()
     finish(node)
+    node.check_known()
     other = node.fresh()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coverage, "LARGE_PAIRS", 1_000_000)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 from unittest.mock import call
 
 import msgspec
@@ -10,6 +11,7 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.agent.mailbox import AddressesChanged, Message
 from pykubeproxy.agent.observe.status import LoopQuery, list_services
+from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.kernel import KernelError
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Listed, Node, Updated
 from pykubeproxy.pages.statusz import PageFilter
@@ -141,19 +143,19 @@ def test_a_change_during_failing_facts_is_written_later(loop: Loop) -> None:
     assert any("10.244.1.6:8080" in rule for rule in loop.rules(WEB))
 
 
-def test_a_failed_restore_is_retried_with_backoff(loop: Loop) -> None:
+def test_a_failed_restore_is_retried_with_backoff(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Delays are 1, 2, 4 ... seconds up to syncPeriod; changes of that time are written."""
     attempts: list[float] = []
-    save = loop.live.save
+    sync = FamilyTables.sync
 
-    def recorded(tables: object = None) -> object:
+    def recorded(*arguments: Any) -> Any:
         attempts.append(loop.now)
-        return save(tables)  # type: ignore[arg-type]
+        return sync(*arguments)
 
-    loop.live.save = recorded  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(FamilyTables, "sync", recorded)
     change = Updated(slice_of("10.244.1.6"))
     loop.run(*STARTED, (5, loop.break_), *at(10, change), (90, loop.repair), *at(110, STOP))
-    assert attempts == [1, 11, 13, 17, 25, 41, 71, 101]
+    assert attempts == [1, 10, 11, 13, 17, 25, 41, 71, 101]
     assert any("10.244.1.6:8080" in rule for rule in loop.rules(WEB))
 
 

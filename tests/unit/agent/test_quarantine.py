@@ -240,7 +240,7 @@ def test_a_search_that_failed_is_forgotten_once_its_services_are_served(synced: 
         Updated(service(f"svc{number}", cluster_ip=f"10.96.0.{number}", affinity_seconds=600))
         for number in range(1, 200, 2)
     ]
-    synced.tables.work.distrust()
+    synced.tables.distrust()
     synced.live.texts.clear()
     assert len(quarantined(synced.sync_and_retry(*sticky))) == 100
     assert len(synced.live.texts) < 50
@@ -270,7 +270,7 @@ def test_the_sync_after_a_retry_empties_the_canary_chain(synced: SyncedFamily) -
     assert sum("*nat\n" in text for text in synced.live.texts) == 1
     canaries = frozenset(skeleton.CANARIES)
     assert synced.live.chains(canaries).chains[skeleton.CANARIES[1]]
-    assert not synced.tables.work.needs_resync
+    assert not synced.tables.work.visit_all
     assert not synced.tables.find_drift(DriftScope(0.0, chains=canaries))
     synced.sync_and_retry()
     assert not any(synced.live.chains(canaries).chains.values())
@@ -298,7 +298,7 @@ def test_services_that_the_tables_hold_already_are_not_suspected(monkeypatch: py
     synced.sync_and_retry(*numbered(*range(1, 1001)))
     clock = slow_iptables(synced, monkeypatch, 1.2)
     synced.live.rejects = lambda rule: "--to-destination 10.245." in rule
-    synced.tables.work.distrust()
+    synced.tables.distrust()
     changed = [Updated(slice_of(f"10.245.0.{number}", service=f"svc{number}")) for number in (7, 444)]
     report = synced.sync_and_retry(*changed, *numbered(*range(1001, 1006)))
     assert set(quarantined(report)) == {"svc7", "svc444"}
@@ -365,7 +365,7 @@ def test_quarantined_services_are_retried_on_empty_tables(synced: SyncedFamily) 
     synced.sync_and_retry(*numbered(1, 2))
     synced.live.rejects = lambda rule: False
     synced.live.tables.clear()
-    synced.tables.work.distrust()
+    synced.tables.distrust()
     assert quarantined(synced.sync_and_retry(Updated(slice_of("10.244.0.9", service="svc1")))) == []
 
 

@@ -55,7 +55,7 @@ def test_changes_do_not_try_the_rejected_tree_again(synced: SyncedFamily) -> Non
     synced.live.texts.clear()
     done = synced.sync(Updated(slice_of("10.244.9.9", service="svc7")))
     assert (bool(done.rejected_tree), done.full, len(synced.live.texts)) == (True, False, 1)
-    synced.tables.work.distrust()
+    synced.tables.distrust()
     assert synced.sync().rejected_tree
     synced.live.rejects = lambda rule: False
     assert synced.sync(Updated(slice_of("10.244.9.8", service="svc7"))).rejected_tree

@@ -5,18 +5,7 @@ import math
 import pytest
 
 from pykubeproxy.agent.drift import DriftScope
-from pykubeproxy.agent.work import (
-    TRANSITIONS,
-    Changes,
-    DriftCheck,
-    Losses,
-    Retry,
-    Step,
-    TablesState,
-    Trigger,
-    Turn,
-    Work,
-)
+from pykubeproxy.agent.work import Changes, DriftCheck, Losses, Retry, Step, Turn, Work
 from pykubeproxy.kernel import TABLES, ExternalWrite
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.services.ports import PortName
@@ -37,19 +26,13 @@ def planned(work: Work, now: float = 1.0) -> list[type[Step]]:
     return [kind for kind in STEPS if work.plan(kind, now)]
 
 
-def test_all_states_can_be_reached_and_left() -> None:
-    reached = {target for moves in TRANSITIONS.values() for target in moves.values()}
-    assert {Work().tables, *reached} == TRANSITIONS.keys() == set(TablesState)
-    assert all(moves.keys() - {Trigger.FAILURE} for moves in TRANSITIONS.values())
-
-
 @pytest.mark.parametrize(
     ("happens", "steps"),
     [
         pytest.param(lambda _: None, [], id="nothing"),
         pytest.param(lambda work: work.request(1.0, 1.0, [WEB]), [Changes], id="a change"),
-        pytest.param(lambda work: work.distrust(), [Changes], id="unknown tables"),
-        pytest.param(lambda work: work.failed(False), [Changes], id="a failed sync"),
+        pytest.param(lambda work: setattr(work, "visit_all", True), [Changes], id="other settings"),
+        pytest.param(lambda work: work.dirty.add(WEB), [Changes], id="a Service that no sync has written"),
         pytest.param(lambda work: work.defer(WEB, [PORT]), [Turn], id="a Service that waits"),
         pytest.param(
             lambda work: work.lose(WEB, [PORT]), [Losses], id="a waiting Service that loses something"
@@ -74,17 +57,16 @@ def test_what_is_planned(happens: object, steps: list[type[Step]]) -> None:
 
 
 def test_a_failed_sync_keeps_what_it_took_up() -> None:
-    """It is a full one next, after which nothing is left; losses wait for it."""
+    """Until one succeeds. Only Services that have drifted since do not wait."""
     work = synced()
     work.lose(WEB, [PORT])
     work.dirty |= {WEB, API}
+    work.drifted |= {WEB}
     work.failed(turn=True)
-    assert (work.needs_resync, work.broken_off, work.has_losses) == (True, True, False)
+    assert (work.has_changes, work.has_losses, work.drifted) == (True, True, set())
     assert work.alone
-    work.distrust()
-    assert work.broken_off
     work.done(turn=True)
-    assert (work.needs_resync, work.broken_off, work.has_losses) == (False, False, True)
+    assert (work.has_changes, work.has_losses) == (False, True)
     assert not work.alone
     assert not work.dirty
 
@@ -95,7 +77,9 @@ def test_a_step_takes_all_changes_since_the_last_one() -> None:
         work.request(5.0 + number, 4.0 + number, [key], listed=key is API)
     assert (work.requested, work.take_arrival(), work.take_arrival()) == (5.0, 4.0, math.inf)
     assert work.plan(Changes, 6.0) == Changes(frozenset({WEB, API}), listed=True)
-    assert (work.requested, work.plan(Changes, 6.0)) == (math.inf, None)
+    assert work.requested == math.inf
+    work.done(turn=False)
+    assert work.plan(Changes, 6.0) is None
 
 
 def test_turns_and_retries_wait_for_a_sync_that_would_begin_meanwhile() -> None:

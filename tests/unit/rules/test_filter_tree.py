@@ -139,7 +139,7 @@ def test_a_branch_that_a_foreign_rule_refers_to_is_emptied_and_kept() -> None:
     assert node.sync().wrote
     assert {node.chains()[ChainKey("filter", name)] for name in branches} == {()}
     assert not node.tables.note_drift(scope())
-    node.tables.work.distrust()
+    node.tables.distrust()
     assert not node.sync().wrote
 
 

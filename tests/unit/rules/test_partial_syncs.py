@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent import coverage, tables
 from pykubeproxy.agent.write import SyncFailed
 from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import Deleted, EndpointPort, Event, Kind, Port, Protocol, Updated
@@ -37,24 +36,18 @@ contexts = st.builds(
     steps=st.lists(st.tuples(st.lists(events(), max_size=3), contexts), min_size=1, max_size=8),
     backend=st.sampled_from(Backend),
     chains_per_block=st.sampled_from([None, 1, 5]),
-    head_start=st.booleans(),
 )
 def test_partial_syncs_equal_a_full_sync(
     steps: list[tuple[list[Event], RuleContext]],
     backend: Backend,
     chains_per_block: int | None,
-    head_start: bool,
 ) -> None:
     """Also with changed settings between syncs, with any block size, and if Services lose affinity to older ones."""
-    with pytest.MonkeyPatch.context() as patch:
-        if head_start:
-            patch.setattr(tables, "LEAST_SERVICES", 1)
-            patch.setattr(coverage, "LARGE_CLUSTER_ENDPOINTS", 0)
-        node = SyncedFamily(backend=backend, chains_per_block=chains_per_block)
-        for changes, node.context in steps:
-            node.sync(*changes)
-        fresh = node.fresh()
-        fresh.sync()
+    node = SyncedFamily(backend=backend, chains_per_block=chains_per_block)
+    for changes, node.context in steps:
+        node.sync(*changes)
+    fresh = node.fresh()
+    fresh.sync()
     # Our rules stay in the kubelet's chain, because the kubelet may need them too.
     kubelets: dict[ChainKey, tuple[str, ...]] = {skeleton.KUBELET_FIREWALL: ()}
     assert node.chains() | kubelets == fresh.chains() | kubelets

@@ -1,20 +1,20 @@
 """Chunks of restore input: rendered one by one, the same each time, and in few passes."""
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from pykubeproxy.objects import Family, Key
-from pykubeproxy.rules import blocks
-from pykubeproxy.rules.applied import AppliedState, Update
-from pykubeproxy.rules.blocks import Blocks
-from pykubeproxy.rules.digests import Desired, DesiredPort
-from pykubeproxy.rules.dispatch import SharedEntries, Tree
+from pykubeproxy.rules import plan
+from pykubeproxy.rules.known import TABLES, ChainsDeleted, Fact, KnownTables, PortsWritten
 from pykubeproxy.rules.names import cluster_chain
 from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.plan import Chunk, DesiredPort, DesiredService, Plan, PlanLimits
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.rules.skeleton import SHARED
+from pykubeproxy.rules.service import PortRules
+from pykubeproxy.rules.skeleton import NAT_SERVICES, SHARED
 from pykubeproxy.services.ports import PortName
 
 SERVICES = 40
@@ -44,21 +44,48 @@ class Compared(str):
     __hash__ = str.__hash__
 
 
+def tables(live: Ruleset | None = None) -> KnownTables:
+    """Return known tables, empty ones by default."""
+    known = KnownTables()
+    known.observe(live if live is not None else Ruleset(Family.IPV4, {}), TABLES)
+    return known
+
+
 class Rendered:
     """The rules of many service ports; counts how many were rendered."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    def update(self, live: Ruleset | None = None) -> Update:
-        applied = AppliedState()
-        if live is not None:
-            applied.adopt(live)
-        services = {}
+    def services(self) -> Iterator[DesiredService]:
         for n in range(SERVICES):
             name = PortName("ns", f"s{n:02}", "http", "TCP")
-            services[Key("ns", name.service)] = (DesiredPort(name, _Rules(self, n), 1),)  # type: ignore[arg-type]
-        return applied.update_to(Desired(services, OPTIONS, (), frozenset(SHARED)))
+            port = DesiredPort(name, _Rules(self, n), 1)  # type: ignore[arg-type]
+            yield DesiredService(Key("ns", name.service), (port,))
+
+    def plan(self, chains_per_block: int | None, known: KnownTables | None = None) -> Plan:
+        return Plan(
+            known or tables(), self.services(), OPTIONS, (), PlanLimits(chains_per_block), frozenset(SHARED)
+        )
+
+
+def removal(known: KnownTables, chains_per_block: int) -> list[Chunk]:
+    """Return the chunks that remove all Services."""
+    gone = [DesiredService(key, ()) for key in known.services()]
+    return [*Plan(known, gone, OPTIONS, (), PlanLimits(chains_per_block))]
+
+
+def facts_of(chunks: Iterable[Chunk]) -> list[Fact]:
+    return [fact for chunk in chunks for fact in chunk.facts]
+
+
+def deleted_by(chunks: Iterable[Chunk]) -> list[list[str]]:
+    """Return the chains that each chunk deletes."""
+    found = (
+        [key.chain for fact in chunk.facts if isinstance(fact, ChainsDeleted) for key in fact.chains]
+        for chunk in chunks
+    )
+    return [names for names in found if names]
 
 
 class _Rules:
@@ -92,13 +119,13 @@ def test_services_are_rendered_while_the_first_are_written(
     chains_per_block: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first chunk exists when hardly any service was rendered, and each is rendered once."""
-    monkeypatch.setattr(blocks, "_LEGACY_DECLARED_TOGETHER", 10)
+    monkeypatch.setattr(plan, "_LEGACY_DECLARED_TOGETHER", 10)
     rendered = Rendered()
     first_seen: dict[str, int] = {}
     rules = ports = 0
-    for chunk in Blocks(rendered.update(), chains_per_block):
+    for chunk in rendered.plan(chains_per_block):
         rules += sum(len(chain.rules) for chain in chunk.chains if chain.key.table == "nat")
-        ports += len(chunk.ports)
+        ports += sum(len(fact.ports) for fact in chunk.facts if isinstance(fact, PortsWritten))
         for line in chunk.text.split("\n"):
             first_seen.setdefault(line, rendered.count)
     # Two batches must be known before the first is written, to tell whether one block is enough.
@@ -109,27 +136,24 @@ def test_services_are_rendered_while_the_first_are_written(
 
 
 @pytest.mark.parametrize("chains_per_block", [None, 10])
-def test_reading_chunks_has_no_side_effect(chains_per_block: int | None) -> None:
-    """Read twice, they are the same: chains to delete, ports and all."""
-    update = Rendered().update(LIVE)
-    first = list(Blocks(update, chains_per_block))
-    assert list(Blocks(update, chains_per_block)) == first
-    text = "".join(chunk.text for chunk in first)
+def test_a_chain_that_is_still_used_is_not_deleted(chains_per_block: int | None) -> None:
+    chunks = [*Rendered().plan(chains_per_block, tables(LIVE))]
+    text = "".join(chunk.text for chunk in chunks)
     assert "-X KUBE-SVC-OLD" in text
     assert "-X KUBE-SVC-0\n" not in text
-    assert [key.chain for chunk in first for key in chunk.deleted] == ["KUBE-SVC-OLD"]
+    assert deleted_by(chunks) == [["KUBE-SVC-OLD"]]
 
 
 def test_an_unchanged_service_after_a_large_one_needs_no_further_block() -> None:
     """It has more chains than a block should have: those that others jump to go first."""
-    update = Rendered().update(UNCHANGED)
-    nat = [chunk.text for chunk in Blocks(update, 1) if re.search(":KUBE-(SEP|SVC)", chunk.text)]
+    chunks = Rendered().plan(1, tables(UNCHANGED))
+    nat = [chunk.text for chunk in chunks if re.search(":KUBE-(SEP|SVC)", chunk.text)]
     assert [(text.count(":KUBE-SEP-0 "), text.count(":KUBE-SVC-0 ")) for text in nat] == [(1, 0), (0, 1)]
 
 
 def test_every_chunk_is_a_whole_block() -> None:
     """If blocks are limited: the kernel may reject any line of a block at its end, and the session must know it then."""
-    texts = [chunk.text for n in (3, 200) for chunk in Blocks(Rendered().update(LIVE), n) if chunk.text]
+    texts = [chunk.text for n in (3, 200) for chunk in Rendered().plan(n, tables(LIVE)) if chunk.text]
     assert all(
         text.startswith("*") and text.endswith("COMMIT\n") and text.count("COMMIT") == 1 for text in texts
     )
@@ -140,7 +164,7 @@ def test_an_unused_chain_is_emptied_and_deleted_in_one_block(chains_per_block: i
     """If another proxy refers to it by now, the kernel rejects the block; emptied before, it would lose packets."""
     unused = [f"KUBE-{kind}-OLD{n}" for kind in ("SVC", "EXT", "SEP") for n in range(5)]
     live = Ruleset(Family.IPV4, {ChainKey("nat", name): ("-j ACCEPT",) for name in unused})
-    text = "".join(chunk.text for chunk in Blocks(Rendered().update(live), chains_per_block))
+    text = "".join(chunk.text for chunk in Rendered().plan(chains_per_block, tables(live)))
     changed = [
         (set(re.findall(r":(\S+-OLD\d)", block)), set(re.findall(r"-X (\S+-OLD\d)", block)))
         for block in text.split("COMMIT\n")
@@ -151,11 +175,9 @@ def test_an_unused_chain_is_emptied_and_deleted_in_one_block(chains_per_block: i
 
 def test_chains_of_services_are_deleted_in_small_blocks() -> None:
     """Each before those it jumps to: the time of a block grows with the square of its chains."""
-    update = Rendered().update()
-    ports = [port for chunk in Blocks(update, 10) for port in chunk.ports]
-    applied = update.applied.after(update, ports, ())
-    gone = applied.update_to(Desired(dict.fromkeys(applied.services(), ()), OPTIONS, ()))
-    deleted = [re.findall(r"-X (\S+)", chunk.text) for chunk in Blocks(gone, 10)]
+    known = tables()
+    known.commit(facts_of(Rendered().plan(10, known)))
+    deleted = [re.findall(r"-X (\S+)", chunk.text) for chunk in removal(known, 10)]
     assert max(map(len, deleted)) == 10
     order = [name for names in deleted for name in names]
     assert len(order) == 2 * SERVICES
@@ -170,54 +192,59 @@ def test_unused_chains_of_live_tables_are_deleted_in_small_blocks() -> None:
         **{ChainKey("nat", f"KUBE-SEP-OLD{n}"): ("-j ACCEPT",) for n in range(20)},
         ChainKey("nat", "KUBE-SVC-OLD0"): ("-j KUBE-EXT-OLD19",),
     }
-    update = Rendered().update(Ruleset(Family.IPV4, live))
-    deleted = [chunk.deleted for chunk in Blocks(update, 10) if chunk.deleted]
+    deleted = deleted_by(Rendered().plan(10, tables(Ruleset(Family.IPV4, live))))
     assert max(map(len, deleted)) == 10
-    order = [key.chain for keys in deleted for key in keys]
+    order = [name for names in deleted for name in names]
     assert sorted(order) == sorted(key.chain for key in live)
     for key, rules in live.items():
         assert all(order.index(key.chain) < order.index(rule[3:]) for rule in rules if "OLD" in rule)
     circle = live | {ChainKey("nat", "KUBE-SVC-OLD19"): ("-j KUBE-SVC-OLD0",)}
-    deleted = [chunk.deleted for chunk in Blocks(Rendered().update(Ruleset(Family.IPV4, circle)), 10)]
+    deleted = deleted_by(Rendered().plan(10, tables(Ruleset(Family.IPV4, circle))))
     assert max(map(len, deleted)) == 40
 
 
 def test_a_large_table_gets_larger_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each block takes a time that grows with the table; many rules in one block take longer, too."""
-    monkeypatch.setattr(blocks, "_TABLE_PER_BLOCK", 2)
-    update = Rendered().update()
-    ports = [port for chunk in Blocks(update, 10) for port in chunk.ports]
-    applied = update.applied.after(update, ports, ())
-    gone = applied.update_to(Desired(dict.fromkeys(applied.services(), ()), OPTIONS, ()))
-    most = max(len(chunk.deleted) for chunk in Blocks(gone, 10))
+    monkeypatch.setattr(plan, "_TABLE_PER_BLOCK", 2)
+    known = tables()
+    known.commit(facts_of(Rendered().plan(10, known)))
+    most = max(map(len, deleted_by(removal(known, 10))))
     assert 30 <= most < 2 * SERVICES
-    monkeypatch.setattr(blocks, "_MOST_RULES", 6)
-    batches = list(blocks.batches(Rendered().update().chains(), lambda _: 100))
-    assert max(sum(len(chain.rules) for chain in batch.chains) for batch in batches) == 6
+    monkeypatch.setattr(plan, "_MOST_RULES", 6)
+    written = [chunk for chunk in Rendered().plan(100) if ":KUBE-SVC-" in chunk.text]
+    assert max(sum(chain.key.chain[:8] == "KUBE-SVC" for chain in chunk.chains) for chunk in written) == 3
 
 
 def test_blocks_grow_while_a_table_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chains that the same update has written count like those that were there before."""
-    monkeypatch.setattr(blocks, "_TABLE_PER_BLOCK", 2)
-    written = [len(chunk.chains) for chunk in Blocks(Rendered().update(), 10) if chunk.ports]
+    monkeypatch.setattr(plan, "_TABLE_PER_BLOCK", 2)
+    chunks = Rendered().plan(10)
+    own = ("KUBE-SVC-", "KUBE-SEP-")
+    written = [sum(chain.key.chain.startswith(own) for chain in chunk.chains) for chunk in chunks]
+    written = [number for number in written if number > 1]
     assert written[0] == 10
     assert written[:-1] == sorted(written[:-1])
     assert max(written) > 20
 
 
-def test_a_port_in_portions_keeps_the_unused_chains_that_its_groups_need() -> None:
+@pytest.mark.parametrize("portion", [2, None])
+def test_a_port_in_pieces_keeps_the_unused_chains_that_its_groups_need(portion: int | None) -> None:
     """Else the block that deletes unused chains fails, for the group refers to one of them."""
-    applied = AppliedState()
-    applied.adopt(Ruleset(Family.IPV4, {ChainKey("nat", "KUBE-SEP-OLD"): ("-j ACCEPT",)}))
+    known = tables(Ruleset(Family.IPV4, {ChainKey("nat", "KUBE-SEP-OLD"): ("-j ACCEPT",)}))
     name = PortName("ns", "large", "http", "TCP")
     port = DesiredPort(name, _Groups(cluster_chain(name)), 2)  # type: ignore[arg-type]
-    part = applied.growing(port, 2)
-    assert part
-    assert [chain.key.chain for chain in part.chains] == ["KUBE-SVC-GROUP", "KUBE-SEP-NEW"]
-    update = applied.update_to(Desired({name.service_key: (part,)}, OPTIONS, ()))
-    text = "".join(chunk.text for chunk in Blocks(update, 10))
+    made = Plan(
+        known, [DesiredService(name.service_key, (port,))], OPTIONS, (), PlanLimits(2, portion=portion)
+    )
+    chunks = list(itertools.takewhile(lambda chunk: ":KUBE-SVC-LATER" not in chunk.text, made))
+    text = "".join(chunk.text for chunk in chunks)
     assert "-A KUBE-SVC-GROUP -j KUBE-SEP-OLD" in text
     assert "-X KUBE-SEP-OLD" not in text
+    # The rest of the plan fails.
+    known.commit(facts_of(chunks))
+    assert not known.unused()
+    (held,) = known.ports(name.service_key)
+    assert held.existing_chains() == {"KUBE-SVC-GROUP", "KUBE-SEP-NEW", "KUBE-SEP-OLD"}
 
 
 def test_changes_of_a_long_shared_chain_are_found_in_one_pass() -> None:
@@ -227,18 +254,11 @@ def test_changes_of_a_long_shared_chain_are_found_in_one_pass() -> None:
         tuple(Compared(f"-d 10.0.{n // 250}.{n % 250}/32 -j REJECT") for n in range(first, first + count))
         for first in (0, 1)
     )
-    applied = AppliedState()
-    applied.adopt(Ruleset(Family.IPV4, {key: before}))
-    entries = SharedEntries(key).replacing({Key("ns", "s"): after})
-    update = Update(
-        applied=applied,
-        desired=Desired({}, OPTIONS, ()),
-        fixed=(),
-        shared=(),
-        entries={key: entries},
-        trees={key: Tree(after, ())},
-    )
+    known = tables(Ruleset(Family.IPV4, {key: before, NAT_SERVICES: ("-j KUBE-NODEPORTS",)}))
+    service = Key("ns", "s")
+    port = DesiredPort(PortName(*service, "", "TCP"), PortRules(((key, after),)), 0)
+    made = Plan(known, [DesiredService(service, (port,))], OPTIONS, (), PlanLimits(None))
     Compared.comparisons = 0
-    text = "".join(chunk.text for chunk in Blocks(update, None))
-    assert text.count("COMMIT") == 2
-    assert Compared.comparisons < 10 * count
+    text = "".join(chunk.text for chunk in made)
+    assert text.count("*filter") == 2
+    assert Compared.comparisons < 12 * count
