@@ -178,22 +178,20 @@ class Plan:
 
     def _small_blocks(self, limit: int) -> Iterator[Chunk]:
         table, written = self._known.chain_count(), 0
-
-        def most(more: int) -> int:
-            return most_chains(limit, table + written + more)
-
         last: OwnChains | None = None
-        for batch in batches(self._new_chains(), most):
+        for batch in batches(self._new_chains(), lambda more: most_chains(limit, table + more)):
             if last:
                 yield _block("nat", _joined((self._nat_fixed(), last.chunk())))
                 written += len(last.chains)
             last = batch
         early, late = self._filter_steps(limit)
         yield from (_block("filter", step) for step in early)
-        changed = batches(itertools.chain([last] if last else [], self._changed_chains()), most)
+        table += written
+        rest = itertools.chain([last] if last else [], self._changed_chains())
+        changed = batches(rest, lambda more: most_chains(limit, table + more))
         first = list(itertools.islice(changed, 2))
         is_small = len(first) <= 1 and len(self._unused_chains()) <= limit
-        steps = self._nat_steps(itertools.chain(first, changed), most(0), written)
+        steps = self._nat_steps(itertools.chain(first, changed), most_chains(limit, table), written)
         # A chunk is a whole block: iptables-nft finds out at COMMIT which line the kernel rejects.
         yield from (_block("nat", step) for step in ([_joined([*steps])] if is_small else steps))
         yield from (_block("filter", step) for step in late)
