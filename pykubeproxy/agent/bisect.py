@@ -1,5 +1,6 @@
 """Find the services whose rules iptables-restore rejects, by bisection."""
 
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, Self
@@ -8,10 +9,10 @@ from pykubeproxy.agent.write import write_chunks
 from pykubeproxy.kernel import KernelError, Rejected, Tables, TimedOut
 from pykubeproxy.objects import Endpoint, Protocol, address_and_port
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.known import ChainsWritten, KnownChain, KnownPort, KnownTables, PortPart, PortsGone
+from pykubeproxy.rules.known import ChainsWritten, KnownChain, KnownTables, PortsGone
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.plan import Chunk, OwnChains, batches
-from pykubeproxy.rules.ruleset import ChainKey, Rules
+from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.service import PortRules, port_rules
 from pykubeproxy.rules.text import Chain, block, write_chains
 from pykubeproxy.services.endpoints import ResolvedEndpoint
@@ -173,10 +174,14 @@ class Bisection:
         """Yield the blocks of a try: one for each table, several for the chains of one large service port."""
         yield self._fixed_and("mangle", [])
         yield self._fixed_and("filter", [_canary_chain(_FILTER_CANARY, ports)])
-        own = (_own_chains(name, tuple(rules.chains())) for name, rules in ports.items())
-        limit = self._limit
-        some = batches(own, lambda _: limit) if limit else iter([_joined([*own])])
-        *first, last = [*some] or [_NO_CHAINS]
+        own = (
+            OwnChains(
+                tuple(Chain(ChainKey("nat", chain), texts) for chain, texts in rules.chains()), part_of=name
+            )
+            for name, rules in ports.items()
+        )
+        limit = sys.maxsize if self._limit is None else self._limit
+        *first, last = [*batches(own, lambda _: limit)] or [_NO_CHAINS]
         for batch in first:
             yield self._fixed_and("nat", [], batch)
         yield self._fixed_and("nat", [_canary_chain(_NAT_CANARY, ports)], last)
@@ -199,23 +204,8 @@ class Bisection:
         return [PortGroup(tuple(batch)) for batch in batches]
 
 
-# The name of the ordinary service.
-_PLAIN = PortName("", "", "", "")
-
-
-def _own_chains(name: PortName, chains: tuple[tuple[str, Rules], ...]) -> OwnChains:
-    """Return the own chains of a service port, which it has beside those that it had."""
-    part = KnownPort.of(name, 0, chains, ()).chains()
-    return OwnChains(
-        tuple(Chain(ChainKey("nat", chain), texts) for chain, texts in chains), facts=(PortPart(name, part),)
-    )
-
-
-def _joined(own: Collection[OwnChains]) -> OwnChains:
-    return OwnChains(
-        tuple(chain for each in own for chain in each.chains),
-        facts=tuple(fact for each in own for fact in each.facts),
-    )
+# The name of the ordinary service, which no Service has.
+_PLAIN = PortName("", "trial", "", Protocol.TCP.value)
 
 
 def _block(table: str, chains: Collection[Chain], own: OwnChains = _NO_CHAINS) -> Chunk:
@@ -269,7 +259,7 @@ def _port_of_line(line: str, ports: Mapping[PortName, PortRules]) -> PortName | 
 def _plain_service(options: RuleOptions) -> PortRules:
     address, *endpoints = _ADDRESSES[options.ipv6]
     port = ServicePort(
-        name=PortName("", "trial", "", Protocol.TCP.value),
+        name=_PLAIN,
         protocol=Protocol.TCP,
         cluster_ip=address,
         port=80,

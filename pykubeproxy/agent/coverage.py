@@ -43,8 +43,8 @@ def decide(
     quarantined: Iterable[PortName],
     ports: Iterable[PortName],
     is_first: bool,
-) -> tuple[list[Key], set[Key]]:
-    """Return the Services of which a sync renders all ports, the smallest first, and those that wait.
+) -> tuple[dict[Key, int], set[Key]]:
+    """Return the Services of which a sync renders all ports, the smallest first, with their costs, and those that wait.
 
     It goes through the dirty Services and those of waiting `ports`, or through all of the family and those `served` so far.
     `is_first`: no sync has succeeded yet.
@@ -60,7 +60,8 @@ def decide(
     costs = {key: _cost(cluster, key, family) for key in keys}
     settled = {key: cost for key, cost in costs.items() if key not in work.drifted}
     waiting = must_wait(cluster, settled, changed, work.deferred.keys(), context)
-    return sorted(keys - waiting, key=lambda key: (costs[key], key)), waiting
+    ordered = sorted((cost, key) for key, cost in costs.items() if key not in waiting)
+    return {key: cost for cost, key in ordered}, waiting
 
 
 def reserving_differently(cluster: Cluster, context: RuleContext, before: RuleContext) -> set[Key]:
@@ -202,12 +203,12 @@ class Resolution:
     def __init__(
         self,
         cluster: Cluster,
-        keys: Iterable[Key],
+        whole: Mapping[Key, int],
+        portions: Mapping[Key, Mapping[PortName, Container[str] | None]],
         known: KnownTables,
         context: RuleContext,
-        portions: Mapping[Key, Mapping[PortName, Container[str] | None]],
     ) -> None:
-        """Prepare to resolve these Services; of one in `portions` only the given ports.
+        """Prepare to resolve `whole` Services, which come with their costs, then the given ports of those in `portions`.
 
         These come with the endpoint chains that they may use; None means any.
         """
@@ -217,7 +218,7 @@ class Resolution:
         self.kept: set[PortName] = set()
         self.reduced: set[PortName] = set()
         self._cluster = cluster
-        self._keys = keys
+        self._whole = whole
         self._known = known
         self._portions = portions
 
@@ -228,9 +229,11 @@ class Resolution:
     def desired(self, quarantine: Quarantine) -> Iterator[DesiredService]:
         """Resolve each Service, and yield its rules, or what replaces them in quarantine."""
         options = self.context.options
-        for key in self._keys:
+        most = self.context.max_service_pairs
+        for key in (*self._whole, *self._portions):
             portion = self._portions.get(key)
-            found = self.context.resolve(self._cluster, key, portion)
+            is_small = key in self._whole and self._whole[key] <= most
+            found = self.context.resolve(self._cluster, key, portion, is_small)
             stay: frozenset[PortName] = frozenset()
             if isinstance(found, Oversized):
                 self.services[key], self.oversized[key] = (), found

@@ -128,7 +128,9 @@ class Agent:
         self._node = self._cluster.node(self._node_name)
         self._observers.event_applied(event, changes)
         self._observers.node_changed(self._node)
-        if self._node != before or (isinstance(event, Listed) and not self._in_sync):
+        if _rule_facts(self._node) != _rule_facts(before) or (
+            isinstance(event, Listed) and not self._in_sync
+        ):
             self._request_sync()
         for family in self._families:
             if services := [key for key, families in changes.items() if family.family in families]:
@@ -283,3 +285,8 @@ class Agent:
         if succeeded and family.family is Family.IPV4 and not self._in_sync:
             route_loopback(self._config)  # after the sync, which writes the guard
         return succeeded
+
+
+def _rule_facts(node: Node | None) -> tuple[object, ...] | None:
+    """Return what rules depend on; taints, for example, concern health only."""
+    return (node.addresses, node.pod_cidrs, node.zone) if node else None

@@ -107,6 +107,8 @@ class Quarantine:
         split = self._split(bisection, rules, RETRY_SECONDS)
         bisection.clear()
         self._keep_undecided(lambda name: name not in split.rejected)
+        for name in split.rejected:
+            self._known.drop_chains(name)  # those that tries wrote
         self._rejected = {
             name: msgspec.structs.replace(port, reason=split.rejected[name], tried=True)
             if name in split.rejected

@@ -36,12 +36,12 @@ _ATTEMPTS = 4
 
 
 class _Chosen(NamedTuple):
-    """The Services of a sync: those to render whole, in this order, and the ports to render of waiting ones.
+    """The Services of a sync: those to render whole, in this order, with their costs, and some ports of waiting ones.
 
     The ports come with the endpoint chains that each may use; None means all.
     """
 
-    whole: list[Key]
+    whole: dict[Key, int]
     portions: dict[Key, dict[PortName, Container[str] | None]]
 
 
@@ -139,6 +139,7 @@ class FamilyTables:
         resolved = {port.port.name: port for key in services for port in self.resolve(cluster, key)}
         found = [resolved[name] for name in ports if name in resolved]
         split = self.quarantine.retry(found, self._context.options)
+        self.work.unused_chains = bool(self._known.unused())
         self.work.dirty |= {name.service_key for name in split.accepted}
         return split
 
@@ -196,7 +197,7 @@ class FamilyTables:
         large = coverage.is_large_cluster(self._known, cluster, keys, self.family)
         options = msgspec.structs.replace(context.options, large_cluster=large)
         context = msgspec.structs.replace(context, options=options)
-        resolution = Resolution(cluster, keys, self._known, context, chosen.portions)
+        resolution = Resolution(cluster, chosen.whole, chosen.portions, self._known, context)
         plan = self._plan(resolution, portion=len(turn) == 1)
         written = Written(self.work.drift, self._known.ensured)
         stopwatch.lap("choose")

@@ -57,11 +57,15 @@ class RuleContext(msgspec.Struct, frozen=True):
     reserved: ReservedAddresses = {}
 
     def resolve(
-        self, cluster: Cluster, service: Key, only: Container[PortName] | None = None
+        self, cluster: Cluster, service: Key, only: Container[PortName] | None = None, is_small: bool = False
     ) -> tuple[ResolvedPort, ...] | Oversized:
-        """Return the resolved ports of one Service, or just some, or why it is too large to be served."""
+        """Return the resolved ports of one Service, or just some, or why it is too large to be served.
+
+        `is_small`: the caller knows that it is not too large.
+        """
         family = self.options.family
-        return oversized(cluster, service, family, self.max_service_pairs) or resolve_ports(
+        too_large = None if is_small else oversized(cluster, service, family, self.max_service_pairs)
+        return too_large or resolve_ports(
             cluster,
             service,
             family,

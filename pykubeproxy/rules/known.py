@@ -6,6 +6,7 @@ hold once its block is in force: `KnownTables.commit` records them, and nothing 
 
 import contextlib
 import graphlib
+import itertools
 import re
 from array import array
 from collections import Counter
@@ -69,7 +70,7 @@ class KnownPort(msgspec.Struct, frozen=True):
             # A copy: the name itself lies between endpoints in memory, and would keep their pages from being freed.
             name=msgspec.structs.replace(name),
             endpoints=endpoints,
-            names=" ".join(chain for chain, _ in chains),
+            names=" ".join([chain for chain, _ in chains]),
             digests=array("q", [digest(nat(chain), rules) for chain, rules in chains]),
             sizes=array("I", [len(rules) for _, rules in chains]),
             entries=entries,
@@ -370,6 +371,11 @@ class KnownTables:
             if entries != port.entries:
                 self._replace({port.name: msgspec.structs.replace(port, entries=entries)})
 
+    def drop_chains(self, name: PortName) -> None:
+        """Record that the rules of a service port do not need its own chains: they are unused."""
+        if port := self.port(name):
+            self._replace({name: port.holding({})})
+
     def withdraw_damaged(self, service: Key) -> None:
         """Have the next plan remove all entries of the ports of a Service of which a chain is missing."""
         for port in self.ports(service):
@@ -421,24 +427,32 @@ class KnownTables:
                 parts.setdefault(owner, {})[key.chain] = KnownChain.of(Chain(key, rules))
         for name, chains in parts.items():
             self._add_chains(name, chains)
-        for ports in list(self._ports.values()):
-            for port in ports:
-                own = port.names.split()
-                if read is not None and read.isdisjoint(own):
-                    continue
+        observed: dict[PortName, KnownPort | None] = {}
+        for port in itertools.chain.from_iterable(self._ports.values()):
+            own = port.names.split()
+            if read is not None and read.isdisjoint(own):
+                continue
+            seen = {
+                name: _observed(live, nat(name)) if read is None or name in read else known
+                for name, known in port.chains().items()
+            }
+            if self.doubtful:
+                # A plan that ended anywhere may have deleted chains that the port needs no more.
                 seen = {
-                    name: _observed(live, nat(name)) if read is None or name in read else known
-                    for name, known in port.chains().items()
+                    name: chain
+                    for name, chain in seen.items()
+                    if chain is not MISSING_CHAIN or nat(name) not in self.doubtful
                 }
-                observed = port.holding(seen)
-                if observed.digests != port.digests:
-                    self._replace({port.name: observed})
-                    changed.add(port.name.service_key)
+            now = port.holding(seen)
+            if now.digests != port.digests:
+                observed[port.name] = now
+                changed.add(port.name.service_key)
+        self._replace(observed)
         return changed
 
     def _observe_chains(self, live: Ruleset, tables: Collection[str], chains: Collection[ChainKey]) -> None:
         """Record chains that no port owns, among them new ones under our names: nothing needs these."""
-        owned = {nat(name) for ports in self._ports.values() for port in ports for name in port.names.split()}
+        owned = {name for ports in self._ports.values() for port in ports for name in port.names.split()}
         seen = {key for key in (*self._chains, *self._unused, *live.chains) if key.table in tables} | set(
             chains
         )
@@ -455,7 +469,7 @@ class KnownTables:
                 self.outdated.setdefault(root, set())
             self._unused.pop(key, None)
             self._chains.pop(key, None)
-            if now is None or key in owned or not is_ours(key):
+            if now is None or not is_ours(key) or (key.table == "nat" and key.chain in owned):
                 continue
             if root or not is_owned(key):
                 self._chains[key] = now
@@ -467,9 +481,19 @@ class KnownTables:
     def _add_chains(self, name: PortName, chains: Mapping[str, KnownChain]) -> None:
         before = self.port(name) or KnownPort.of(name, 0, (), ())
         both = {**before.chains(), **chains}
-        # Each before those to which it refers, and endpoint chains refer to none.
-        ordered = {chain: both[chain] for chain in sorted(both, key=names.is_endpoint_chain)}
-        self._replace({name: before.holding(ordered)})
+        # Each before those to which it refers: the chains of the port, those of groups, those of endpoints.
+        tops = [
+            make(name)
+            for make in (
+                names.firewall_chain,
+                names.external_chain,
+                names.cluster_chain,
+                names.local_chain,
+            )
+        ]
+        ordered = [chain for chain in tops if chain in both]
+        ordered += sorted(both.keys() - {*tops}, key=lambda chain: (names.is_endpoint_chain(chain), chain))
+        self._replace({name: before.holding({chain: both[chain] for chain in ordered})})
 
     def _replace(self, ports: Mapping[PortName, KnownPort | None]) -> None:
         """Replace ports; None removes one. Chains that they no longer have are unused, unless one of them has them."""
@@ -487,16 +511,19 @@ class KnownTables:
     def _note_replaced(self, before: KnownPort | None, after: KnownPort | None) -> None:
         self._count(before, -1)
         self._count(after, 1)
-        own = frozenset(after.names.split()) if after else frozenset[str]()
-        if before and before.names != (after.names if after else ""):
+        is_renamed = before is not None and (after is None or before.names != after.names)
+        names_after = after.names.split() if after and (is_renamed or self._unused) else ()
+        if before and is_renamed:
+            own = frozenset(names_after)
             for name, chain in before.chains().items():
                 if name not in own and chain.digest != ABSENT:
                     self._unused[nat(name)] = chain
-        for name in own if self._unused else ():
+        for name in names_after if self._unused else ():
             self._unused.pop(nat(name), None)
-        if either := after or before:
-            entries = {*(before.entries if before else ())} ^ {*(after.entries if after else ())}
-            for key, _ in entries:
+        entries_before = before.entries if before else ()
+        entries_after = after.entries if after else ()
+        if entries_before != entries_after and (either := after or before):
+            for key, _ in {*entries_before} ^ {*entries_after}:
                 self.outdated.setdefault(key, set()).add(either.name.service_key)
 
     def _count(self, port: KnownPort | None, sign: int) -> None:

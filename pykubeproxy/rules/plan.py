@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import names, skeleton
-from pykubeproxy.rules.digests import EMPTY, digest
+from pykubeproxy.rules.digests import ABSENT, EMPTY, digest
 from pykubeproxy.rules.dispatch import SharedEntries, Tree
 from pykubeproxy.rules.known import (
     MISSING_CHAIN,
@@ -98,11 +98,15 @@ class Chunk(NamedTuple):
 
 
 class OwnChains(NamedTuple):
-    """Own chains to write, the service ports whose chains are complete with them, and other facts about them."""
+    """Chains of table nat to write, the service ports whose own chains are complete with them, and other facts.
+
+    `part_of` is the owner of chains that do not complete it.
+    """
 
     chains: tuple[Chain, ...]
     ports: tuple[KnownPort, ...] = ()
     facts: tuple[Fact, ...] = ()
+    part_of: PortName | None = None
 
     def chunk(self) -> Chunk:
         """Return the step that writes them."""
@@ -230,10 +234,12 @@ class Plan:
         self, service: Key, before: Mapping[PortName, KnownPort], after: Mapping[PortName, Entries]
     ) -> None:
         self._entries[service] = [after[name] for name in sorted(after)]
+        if len(self._roots) == len(skeleton.SHARED):
+            return
         for name in before.keys() | after.keys():
             was = before[name].entries if name in before else ()
             if was != after.get(name, ()):
-                self._roots |= {key for key, _ in {*was} ^ {*after.get(name, ())}}
+                self._roots.update(key for key, _ in {*was} ^ {*after.get(name, ())})
 
     def _changed_chains(self) -> Iterator[OwnChains]:
         """Yield the own chains of the ports that were held, and the branches that lead to Services."""
@@ -267,27 +273,20 @@ class Plan:
             now = now.holding(
                 {name: old if names.is_endpoint_chain(name) else new for (name, new), old in both}
             )
-        chains = tuple(
-            Chain(nat(name), rules)
-            for (name, rules), after, old in zip(rendered, now.digests, was, strict=True)
-            if old.digest != after
-        )
+        chains: list[Chain] = []
+        is_new = True
+        for (name, rules), after, old in zip(rendered, now.digests, was, strict=True):
+            if old.digest != after:
+                chains.append(Chain(nat(name), rules))
+                is_new = is_new and old.digest == ABSENT
         if (portion := self._portion(port.name, chains)) is not None:
             self.unfinished.add(port.name)
-            of_chains = now.chains()
-            part = {**adopted, **{chain.key.chain: of_chains[chain.key.chain] for chain in portion}}
-            is_new = not before and not adopted
-            return OwnChains(portion, facts=(PortPart(port.name, part),)), is_new
-        if before:
+            part = OwnChains(portion, (), (PortPart(port.name, adopted),), part_of=port.name)
+            return part, not before and not adopted
+        if before and before.names != now.names:
             self._leave(before, now.names.split())
         facts = (PortPart(port.name, adopted),) if adopted and self._may_divide(chains) else ()
-        changed = {chain.key.chain for chain in chains}
-        is_new = not any(
-            old.digest != MISSING_CHAIN.digest
-            for (name, _), old in zip(rendered, was, strict=True)
-            if name in changed
-        )
-        return OwnChains(chains, (now,), facts), is_new
+        return OwnChains(tuple(chains), (now,), facts), is_new
 
     def _may_divide(self, chains: Sequence[Chain]) -> bool:
         """Return whether these own chains of a port may take more than one block."""
@@ -469,32 +468,44 @@ def batches(updates: Iterable[OwnChains], most: Callable[[int], int]) -> Iterato
     rules = written = 0
     for update in updates:
         limit = most(written)
-        added = sum(len(chain.rules) for chain in update.chains)
-        full = len(chains) + len(update.chains) > limit or rules + added > _MOST_RULES
-        if chains and update.chains and full:
-            yield OwnChains(tuple(chains), tuple(ports), tuple(facts))
-            written += len(chains)
-            chains, ports, facts, rules = [], [], [], 0
-        facts += update.facts
-        # Chains come before those they jump to, which must exist first.
-        if len(update.chains) > limit or added > _MOST_RULES:
-            known = update.ports[0].chains() if update.ports else {}
-            for chain in reversed(update.chains):
-                if chains and (len(chains) >= limit or rules + len(chain.rules) > _MOST_RULES):
-                    if update.ports:
-                        part = {chain.key.chain: known[chain.key.chain] for chain in chains}
-                        facts.append(PortPart(update.ports[0].name, part))
-                    yield OwnChains(tuple(chains), tuple(ports), tuple(facts))
-                    written += len(chains)
-                    chains, ports, facts, rules = [], [], [], 0
-                chains.append(chain)
-                rules += len(chain.rules)
-        else:
-            chains += update.chains
+        for number, piece in enumerate(_pieces(update, limit)):
+            added = sum(len(chain.rules) for chain in piece.chains)
+            is_full = len(chains) + len(piece.chains) > limit or rules + added > _MOST_RULES
+            if chains and piece.chains and (number or is_full):
+                yield OwnChains(tuple(chains), tuple(ports), tuple(facts))
+                written += len(chains)
+                chains, ports, facts, rules = [], [], [], 0
+            chains += piece.chains
+            ports += piece.ports
+            facts += piece.facts
             rules += added
-        ports += update.ports
     if chains or ports or facts:
         yield OwnChains(tuple(chains), tuple(ports), tuple(facts))
+
+
+def _pieces(update: OwnChains, limit: int) -> list[OwnChains]:
+    """Divide an update with too many chains or rules; all pieces but the last are part of its port."""
+    if len(update.chains) <= limit and sum([len(chain.rules) for chain in update.chains]) <= _MOST_RULES:
+        return [update._replace(facts=(*update.facts, *_part(update.part_of, update.chains)))]
+    pieces: list[list[Chain]] = [[]]
+    rules = 0
+    # Chains come before those they jump to, which must exist first.
+    for chain in reversed(update.chains):
+        if pieces[-1] and (len(pieces[-1]) >= limit or rules + len(chain.rules) > _MOST_RULES):
+            pieces.append([])
+            rules = 0
+        pieces[-1].append(chain)
+        rules += len(chain.rules)
+    *parts, last = [tuple(reversed(piece)) for piece in pieces]
+    owner = update.part_of or (update.ports[0].name if parts else None)
+    made = [OwnChains(piece, facts=_part(owner, piece)) for piece in parts]
+    made.append(OwnChains(last, update.ports, _part(update.part_of, last)))
+    made[0] = made[0]._replace(facts=(*update.facts, *made[0].facts))
+    return made
+
+
+def _part(owner: PortName | None, chains: tuple[Chain, ...]) -> tuple[Fact, ...]:
+    return (PortPart(owner, {chain.key.chain: KnownChain.of(chain) for chain in chains}),) if owner else ()
 
 
 def _portions(items: tuple[_T, ...], size: int) -> Iterator[tuple[_T, ...]]:

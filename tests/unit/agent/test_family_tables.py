@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pykubeproxy.agent.tables import FamilyTables, SyncFailed
-from pykubeproxy.kernel import Failed, KernelError
+from pykubeproxy.kernel import Failed
 from pykubeproxy.objects import Deleted, Endpoint, Event, Family, Key, Kind, Port, Protocol, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import RuleContext
@@ -121,24 +121,44 @@ def test_endpoints_are_counted_per_family() -> None:
     assert comments(synced.chains(), "KUBE-SEP-") == 2
 
 
-@pytest.mark.parametrize("where", ["save", "restore"])
-def test_a_failed_sync_is_followed_by_a_full_sync(where: str) -> None:
-    """Also if the failed restore applied some of its blocks."""
+def test_a_sync_that_fails_halfway_makes_no_other_one_full() -> None:
+    """The next one reads what is uncertain, and goes through the Services that it has to write."""
+    synced = synced_with(*WEB, *OTHER)
+    synced.write_block_by_block()
+    change = Updated(slice_of(endpoint("10.244.1.5", ready=False)))
+    for blocks in range(3):
+        synced.fail_after(blocks, lambda it: it.round(change))
+        synced.check_known()
+        report = synced.sync()
+        assert not report.full
+        assert len(report.resolved) <= 1
+        synced.check_known()
+        assert equals_fresh_start(synced)
+        change = Updated(slice_of("10.244.1.5")) if blocks % 2 == 0 else change
+
+
+def test_a_failed_reading_is_repeated() -> None:
     synced = synced_with(*WEB)
-    original = getattr(synced.live, where)
-
-    def fail_halfway(text: str) -> None:
-        if where == "restore":
-            original(text.split("COMMIT\n")[0] + "COMMIT\n")
-        raise Failed("iptables-restore", 1, "killed")
-
     synced.tables.distrust()
-    setattr(synced.live, where, fail_halfway)
-    with pytest.raises((SyncFailed, KernelError)):
-        synced.sync(Updated(slice_of(endpoint("10.244.1.5", ready=False))))
-    setattr(synced.live, where, original)
+    saved, synced.live.failure = len(synced.live.texts), Failed("iptables-save", 1, "killed")
+    with pytest.raises(Failed):
+        synced.sync(Updated(slice_of("10.244.1.6")))
+    synced.live.failure = None
     synced.sync()
+    assert len(synced.live.texts) == saved + 1
     assert equals_fresh_start(synced)
+
+
+def test_rules_are_counted_once_whatever_happens_to_the_tables() -> None:
+    """After a flush and a full sync, numbers are as before."""
+    synced = synced_with(*WEB, *OTHER)
+    before = synced.sync()
+    synced.live.tables.clear()
+    synced.tables.distrust()
+    after = synced.sync()
+    assert (after.endpoints, after.rules) == (before.endpoints, before.rules)
+    assert after.table_counts.ours == before.table_counts.ours
+    synced.check_known()
 
 
 def test_a_rejected_rule_names_its_service() -> None:
@@ -232,7 +252,13 @@ def test_addresses_of_the_api_server_take_effect_without_other_changes() -> None
         return any("203.0.113.7" in rule for rules in synced.chains().values() for rule in rules)
 
     assert serves()
-    (port,) = synced.sync(context=context(frozenset({("203.0.113.7", 80)}))).resolved
+    saves = synced.live.saves
+    report = synced.sync(*OTHER, context=context(frozenset({("192.0.2.9", 443)})))
+    # Only the other Service is new; nobody claims the address.
+    assert (report.full, [port.port.name.service for port in report.resolved]) == (False, ["other"])
+    report = synced.sync(context=context(frozenset({("203.0.113.7", 80)})))
+    (port,) = report.resolved
+    assert (report.full, synced.live.saves) == (False, saves)
     assert [ip for ip, _ in port.port.skipped_ips] == ["203.0.113.7"]
     assert not serves()
     synced.sync(context=context())

@@ -39,6 +39,7 @@ def test_events_without_effect_on_rules_trigger_no_sync(loop: Loop) -> None:
     unrelated = (
         Updated(service()),
         Updated(HERE),
+        Updated(msgspec.structs.replace(HERE, taints=("node.kubernetes.io/not-ready",))),
         Deleted(Kind.SERVICE, Key("ns", "gone")),
         AddressesChanged(),
     )

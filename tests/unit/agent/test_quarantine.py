@@ -17,6 +17,7 @@ from pykubeproxy.kernel import Backend, Failed, Rejected
 from pykubeproxy.kernel.errors import LockHeld, TimedOut
 from pykubeproxy.objects import Deleted, Key, Kind, Updated
 from pykubeproxy.rules import skeleton
+from tests.fakes.drift import scope
 from tests.fakes.iptables import FakeIptables, fail_on
 from tests.fakes.synced import SyncedFamily
 from tests.objects import numbered, service, slice_of
@@ -258,6 +259,20 @@ def test_a_retry_that_fails_at_its_end_releases_no_service(synced: SyncedFamily)
     assert synced.tables.retry_quarantined(synced.cluster, [held]).accepted == {held}
     assert not quarantined(synced.sync_and_retry())
     assert not refused(synced)
+
+
+def test_a_retry_that_writes_some_blocks_is_no_drift() -> None:
+    """Those of a large port before the rejected one stay in force until a sync deletes them."""
+    synced = SyncedFamily(chains_per_block=2)
+    synced.live.rejects = lambda rule: "--to-destination 10.244.0.1:" in rule
+    many = [f"10.244.0.{number}" for number in range(1, 9)]
+    synced.sync_and_retry(*numbered(1, 2), Updated(slice_of(*many, service="svc1")))
+    (held,) = (it.port_name for it in synced.tables.quarantined())
+    assert held in synced.tables.retry_quarantined(synced.cluster, [held]).rejected
+    synced.check_known()
+    assert not synced.tables.find_drift(scope())
+    assert not synced.sync(*numbered(3)).full
+    assert synced.targets() == {"10.244.0.2:8080", "10.244.0.3:8080"}
 
 
 def test_the_sync_after_a_retry_empties_the_canary_chain(synced: SyncedFamily) -> None:
