@@ -67,8 +67,6 @@ def run_agent(
         observers.metrics.read_dropped_lines(options.dropped_lines)
         watch_addresses(lambda: mailbox.put(AddressesChanged()))
         start_thread("instance-lock", lambda: keep_lock(lock, mailbox.put), mailbox)
-        if client:
-            start_thread("api-contact", client.contact.run, mailbox)
         for worker in (flows, config_watch, families.watch):
             if worker:
                 start_thread(worker.name, worker.run, mailbox)

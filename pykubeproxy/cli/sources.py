@@ -166,7 +166,7 @@ def user_client(kubeconfigs: "Kubeconfigs | None", seconds: float) -> "Client":
 
 def _warn_of_silence(client: "Client", longest: float) -> None:
     """Say so once if a request has no answer for some seconds."""
-    while client.contact.unanswered() < _SILENCE:
+    while client.unanswered() < _SILENCE:
         time.sleep(_SILENCE / 8)
     echo_line(
         f"{client.server} has not answered for {_SILENCE:.0f} s; waiting up to {longest:.0f} s (--request-timeout)",

@@ -6,10 +6,9 @@
 
 A watch logs faults of a server and retries. SourceError is for faults that a retry does not help against.
 
-The agent needs `api` (list and watch) with `tracker`, `wire`, `connection` and `watch`; `client` with `attempt`,
-`transport`, `proxies`, `contact` and `failures`; `credentials` with `kubeconfig` and `plugin`. Without
-an API server, it needs `manifests`. Only commands use `queries` (one question, one answer) and `pods` (list them, run
-commands in them).
+The agent needs `api` (list and watch) with `tracker`, `wire`, `contact` and `watch`; `client` with `transport`,
+`proxies` and `failures`; `credentials` with `kubeconfig` and `plugin`. Without an API server, it needs `manifests`. Only
+commands use `queries` (one question, one answer) and `pods` (list them, run commands in them).
 """
 
 from pykubeproxy.sources.api import (

@@ -1,26 +1,32 @@
 """A client of one API server: requests with time limits, renewed credentials and a rate limit."""
 
 import math
-import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import msgspec
+import urllib3
 from urllib3 import HTTPHeaderDict
 
 from pykubeproxy import __version__
 from pykubeproxy.sources import failures
-from pykubeproxy.sources.attempt import Attempt, OutOfTime, current
 from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.credential_store import CredentialStore
 from pykubeproxy.sources.credentials import Credentials
-from pykubeproxy.sources.failures import Failure, Unreachable
-from pykubeproxy.sources.transport import Keepalive, ServerAddresses, Transport, content
+from pykubeproxy.sources.failures import Failure, ResponseTimeout, TooSlow, Unauthorized, Unreachable
+from pykubeproxy.sources.transport import (
+    Deadline,
+    Keepalive,
+    LimitedSocket,
+    ServerAddresses,
+    Transport,
+    arrives,
+    content,
+)
 from pykubeproxy.sources.watch import SourceError
 from pykubeproxy.wording import without_password
 
@@ -30,10 +36,6 @@ if TYPE_CHECKING:
 # The longest time to the header of a response, in seconds: the API server's own limit for a request.
 _LONGEST_ANSWER = 60.0
 _MAX_CREATED = 1 << 20  # bytes of the response to a new object
-# How often to call `meanwhile`, in seconds.
-_TURN = 0.1
-# Socket timeouts come this much later, in seconds: they end a thread whose caller has timed out.
-_LATER = 1.0
 
 _JSON = "application/json"
 # Ask for objects without managedFields (kubernetes/kubernetes#139561). API servers that do not know this ignore it.
@@ -41,8 +43,7 @@ ESSENTIAL_JSON = f"{_JSON};drop=metadata.managedFields"
 
 # Yield pieces of what a server sends over a new connection; the arguments are the connection, the URL of the server and
 # the headers that authenticate a request.
-Conversation = Callable[[socket.socket, str, HTTPHeaderDict], Generator[bytes, None, None]]
-_Exchange = Callable[[Transport, Credentials], Generator[bytes, None, None]]
+Conversation = Callable[[LimitedSocket, str, HTTPHeaderDict], Generator[bytes, None, None]]
 
 
 class _ApiRequest(msgspec.Struct, frozen=True):
@@ -52,7 +53,6 @@ class _ApiRequest(msgspec.Struct, frozen=True):
     target: str
     resource: str
     verbs: str
-    idle: float
     body: Mapping[str, object] | None = None
     compressible: bool = False
     accept: str = _JSON
@@ -64,9 +64,9 @@ class Client:
     `kubeconfig` is a path or several to merge, and `master` a URL, as in --kubeconfig and --master; without both, use the
     pod's service account. `qps` and `burst` limit requests per second. Raises SourceError for unusable settings.
 
-    The header of a response must arrive within `idle` seconds, at most `longest_answer`; that includes the credentials,
-    the connection and TLS. Then each piece of the body must arrive within `idle` seconds. `keepalive` says when a
-    connection without any packets breaks; `contact` records when the server last sent something.
+    The header of a response must arrive within `idle` seconds, at most `longest_answer`; that includes the connection and
+    TLS, but not a credential plugin. Then each piece of the body must arrive within `idle` seconds. `keepalive` says when
+    a connection without any packets breaks; `contact` records when the server last sent something.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class Client:
         self._addresses = ServerAddresses()
         self._transport = Transport(self._credentials.server, self._keepalive, self._addresses)
         self._checked: Credentials | None = None  # the credentials that fit the transport
+        self._waiting: float | None = None  # since when a request has had no answer
         self._lock = threading.Lock()
 
     @property
@@ -117,19 +118,18 @@ class Client:
         end: float = math.inf,
         compressible: bool = False,
         verbs: str = "list and watch of",
-        meanwhile: Callable[[], None] | None = None,
         accept: str = _JSON,
     ) -> Iterator[Iterator[bytes]]:
         """Send a GET and yield the pieces of the body as they arrive, until `end` on the monotonic clock.
 
         Messages name the `resource`, and the `verbs` if a permission is missing. If `compressible`, ask for gzip, unless
-        the kubeconfig disables it. The pieces are unpacked and have at most 64 KiB. Call `meanwhile` often while waiting.
-        Raises Failure unless the status is 200.
+        the kubeconfig disables it. The pieces are unpacked and have at most 64 KiB. Raises Failure unless the status is
+        200.
         """
         target = f"{path}?{urlencode(query)}"
-        request = _ApiRequest("GET", target, resource, verbs, idle, None, compressible, accept)
-        with self._opened(partial(self._exchange, request), idle, meanwhile) as response:
-            yield response.pieces(idle, end, meanwhile)
+        request = _ApiRequest("GET", target, resource, verbs, None, compressible, accept)
+        with self._sent(request, idle) as response:
+            yield response.pieces(idle, end)
 
     @contextmanager
     def connection(
@@ -139,13 +139,47 @@ class Client:
 
         The first piece must arrive within `idle` seconds, at most a minute. Raises Failure, as the conversation may.
         """
-        with self._opened(partial(self._converse, conversation), idle) as response:
-            yield response.pieces(idle, end)
+        with self._failing():
+            credentials = self._authenticated()
+            deadline = self._deadline(idle)
+            connection = self._transport_for(credentials).connect(deadline)
+        with closing(connection):
+            deadline.expect("response from")
+            pieces = conversation(connection, self.server, _headers(credentials))
+            with self._failing():
+                next(pieces)
+            self._answered()
+            yield ApiResponse(self, pieces, deadline).pieces(idle, end)
+
+    @contextmanager
+    def watch(
+        self, path: str, query: Mapping[str, str | int], *, resource: str, answer: float, seconds: float
+    ) -> Iterator["ApiResponse"]:
+        """Send a GET and yield its response, whose header must arrive within `answer` seconds.
+
+        The server must end it within `seconds`. Raises Failure.
+        """
+        target = f"{path}?{urlencode(query)}"
+        request = _ApiRequest("GET", target, resource, "list and watch of", accept=ESSENTIAL_JSON)
+        with self._sent(request, answer) as response:
+            response.end, response.answer = time.monotonic() + seconds, answer
+            yield response
+
+    def check(self, seconds: float) -> None:
+        """Ask the server for its version, which it must send within some seconds. Raises Failure without an answer."""
+        try:
+            with self.stream("/version", {}, resource="its version", verbs="get of", idle=seconds) as body:
+                for _ in body:
+                    pass
+        except Failure as failure:
+            if not failure.answered:
+                raise
+            self.contact.answered()
 
     def delete(self, path: str, query: Mapping[str, str | int], *, resource: str, idle: float) -> None:
         """Delete an object. Raises Failure, also if there is no such object."""
-        request = _ApiRequest("DELETE", f"{path}?{urlencode(query)}", resource, "delete of", idle)
-        with self._opened(partial(self._exchange, request), idle):
+        request = _ApiRequest("DELETE", f"{path}?{urlencode(query)}", resource, "delete of")
+        with self._sent(request, idle):
             pass
 
     def post(self, path: str, body: Mapping[str, object], *, resource: str, idle: float) -> bytes:
@@ -153,8 +187,8 @@ class Client:
 
         Raises Failure if the server does not accept the object.
         """
-        request = _ApiRequest("POST", path, resource, "new", idle, body)
-        with self._opened(partial(self._exchange, request), idle) as response:
+        request = _ApiRequest("POST", path, resource, "new", body)
+        with self._sent(request, idle) as response:
             received = b""
             try:
                 for piece in response.pieces(idle, time.monotonic() + idle):
@@ -165,95 +199,72 @@ class Client:
                 return b""
             return received[:_MAX_CREATED]
 
-    def watch(
-        self, path: str, query: Mapping[str, str | int], *, resource: str, answer: float, seconds: float
-    ) -> "ApiResponse":
-        """Send a GET and return its response, which has yet to arrive: within `answer` seconds, at most a minute.
-
-        The response must end `seconds` after that. Close it. Raises Failure.
-        """
-        target, limit = f"{path}?{urlencode(query)}", seconds + answer
-        request = _ApiRequest("GET", target, resource, "list and watch of", limit, accept=ESSENTIAL_JSON)
-        return self._start(partial(self._exchange, request), answer, seconds)
+    def unanswered(self) -> float:
+        """Return for how many seconds a request has had no answer."""
+        waiting = self._waiting  # read once: other threads replace it
+        return 0.0 if waiting is None else time.monotonic() - waiting
 
     @contextmanager
-    def _opened(
-        self, exchange: _Exchange, idle: float, meanwhile: Callable[[], None] | None = None
-    ) -> Iterator["ApiResponse"]:
-        with closing(self._start(exchange, idle, math.inf)) as response:
-            while response.opened is None:
-                if meanwhile:
-                    meanwhile()
-                response.read(_TURN if meanwhile else idle)
-            yield response
-
-    def _start(self, exchange: _Exchange, answer: float, seconds: float) -> "ApiResponse":
-        self._bucket.wait()
-        self.contact.requested()
-        try:
-            attempt = Attempt(partial(self._authenticated, exchange))
-        except RuntimeError as error:
-            raise Failure(f"the request to {self.server} failed: {error}") from None
-        return ApiResponse(attempt, self, min(answer, self._longest_answer), seconds)
-
-    def failed(self, failure: Failure, acknowledged: float) -> None:
-        """Record the failure of a request, and when its peer last acknowledged a packet."""
-        self.contact.failed(failure, acknowledged)
-        if isinstance(failure, Unreachable):
-            # Idle connections may be dead too.
-            self._transport.drop_idle()
-
-    def _authenticated(self, exchange: _Exchange) -> Generator[bytes, None, None]:
-        """Yield the parts of an exchange; turn all exceptions into Failures."""
-        try:
-            current().missing = "credentials for"
-            credentials = self._credentials.get()
-            try:
-                yield from exchange(self._transport_for(credentials), credentials)
-            except Failure as failure:
-                if isinstance(failure, failures.Unauthorized):
-                    self._credentials.reject(credentials)
-                if not failure.server_wide:
-                    self.contact.heard()
-                raise
-        except SourceError as error:
-            raise Failure(str(error)) from None
-        except Exception as error:
-            # The client and its identity providers raise nearly anything.
-            raise failures.from_exception(error, self.server) from None
-
-    def _exchange(
-        self, request: _ApiRequest, transport: Transport, credentials: Credentials
-    ) -> Generator[bytes, None, None]:
-        """Yield an empty part for the header of the response, then the pieces of its body."""
-        headers = _headers(credentials) | {"Accept": request.accept}
-        if request.compressible and credentials.compression:
-            headers["Accept-Encoding"] = "gzip"
-        body = None
-        if request.body:
-            headers["Content-Type"] = _JSON
-            body = msgspec.json.encode(request.body)
-        response = transport.send(request.method, request.target, headers, body, request.idle + _LATER)
+    def _sent(self, request: _ApiRequest, answer: float) -> Iterator["ApiResponse"]:
+        """Send a request and yield its response. Raises Failure, also for a status that is no success."""
+        with self._failing():
+            credentials = self._authenticated()
+            headers = _headers(credentials) | {"Accept": request.accept}
+            if request.compressible and credentials.compression:
+                headers["Accept-Encoding"] = "gzip"
+            body = None
+            if request.body:
+                headers["Content-Type"] = _JSON
+                body = msgspec.json.encode(request.body)
+            deadline = self._deadline(answer)
+            response = self._transport_for(credentials).send(
+                request.method, request.target, headers, body, deadline
+            )
         try:
             pieces = content(response)
-            if response.status not in (200, 201, 202):
-                raise failures.from_response(response, pieces, request.resource, request.verbs)
-            self.contact.heard()
-            yield b""
-            yield from pieces
+            with self._failing():
+                if response.status not in (200, 201, 202):
+                    failure = failures.from_response(response, pieces, request.resource, request.verbs)
+                    if isinstance(failure, Unauthorized):
+                        self._credentials.reject(credentials)
+                    if not failure.server_wide:
+                        self._answered()
+                    raise failure
+            self._answered()
+            yield ApiResponse(self, pieces, deadline, response)
         finally:
             response.close()
             response.release_conn()
 
-    def _converse(
-        self, conversation: Conversation, transport: Transport, credentials: Credentials
-    ) -> Generator[bytes, None, None]:
-        with closing(transport.connect()) as connection:
-            current().missing = "response from"
-            pieces = conversation(connection, self.server, _headers(credentials))
-            yield next(pieces)
-            self.contact.heard()
-            yield from pieces
+    def _authenticated(self) -> Credentials:
+        """Wait until the next request is allowed, and return credentials. Raises SourceError."""
+        self._bucket.wait()
+        credentials = self._credentials.get()
+        if self._waiting is None:
+            self._waiting = time.monotonic()
+        return credentials
+
+    def _deadline(self, answer: float) -> Deadline:
+        return Deadline(self.server, min(answer, self._longest_answer))
+
+    def _answered(self) -> None:
+        self._waiting = None
+        self.contact.answered()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Turn all exceptions into Failures."""
+        try:
+            yield
+        except SourceError as error:
+            raise Failure(str(error)) from None
+        except Exception as error:
+            # The client and its identity providers raise nearly anything.
+            failure = failures.from_exception(error, self.server)
+            if isinstance(failure, Unreachable):
+                # Idle connections may be dead too.
+                self._transport.drop_idle()
+            raise failure from None
 
     def _transport_for(self, credentials: Credentials) -> Transport:
         with self._lock:
@@ -267,76 +278,55 @@ class Client:
 
 
 class ApiResponse:
-    """The response to a request; it may have yet to arrive. Close it."""
+    """The body of a response."""
 
-    def __init__(self, attempt: Attempt, client: Client, answer: float, seconds: float) -> None:
-        self.opened: float | None = None  # when the header arrived, monotonic
-        self._attempt, self._client = attempt, client
-        self._answer, self._seconds = answer, seconds
-        self._end = time.monotonic() + answer  # of the wait for the header, then of the response
-
-    @property
-    def acknowledged(self) -> float:
-        """When the peer of a connection that has ended acknowledged its last packet, monotonic."""
-        return self._attempt.acknowledged
+    def __init__(
+        self,
+        client: Client,
+        body: Iterator[bytes],
+        deadline: Deadline,
+        response: urllib3.BaseHTTPResponse | None = None,
+    ) -> None:
+        self.end, self.answer = math.inf, 0.0  # of a watch
+        self._client, self._body, self._deadline, self._response = client, body, deadline, response
 
     def read(self, seconds: float) -> bytes | None:
-        """Return the next piece; it is empty if none arrives in time or only the header does, None at the end.
-
-        Raises Failure.
-        """
-        try:
-            piece = self._attempt.take(min(seconds, self._end - time.monotonic()))
-        except OutOfTime as missing:
-            if time.monotonic() < self._end:
+        """Return the next piece of a watch, b"" if none arrives within `seconds`, None at the end. Raises Failure."""
+        assert self._response
+        with self._client._failing():
+            self._deadline.end = self.end
+            self._deadline.failure = ResponseTimeout("the API server did not end a watch in time")
+            self._deadline.left()
+            if not arrives(self._response, seconds):
                 return b""
-            raise self._failed(self._unanswered(str(missing))) from None
-        except Failure as failure:
-            raise self._failed(failure) from None
-        if self.opened is None:
-            self.opened = time.monotonic()
-            self._end = self.opened + self._seconds
-            self._client.contact.opened(self._attempt)
-        else:
+            # The rest of what has begun to arrive.
+            self._deadline.end = min(self.end, time.monotonic() + self.answer)
+            self._deadline.failure = self._silent()
+            return self._next()
+
+    def pieces(self, idle: float, end: float) -> Iterator[bytes]:
+        """Yield the pieces, each of which must arrive within `idle` seconds, and all until `end`. Raises Failure."""
+        while True:
+            silent = time.monotonic() + idle
+            self._deadline.end = min(silent, end)
+            self._deadline.failure = (
+                TooSlow("the API server's response takes too long") if end <= silent else self._silent()
+            )
+            with self._client._failing():
+                self._deadline.left()
+                piece = self._next()
+            if piece is None:
+                return
+            yield piece
+
+    def _next(self) -> bytes | None:
+        piece = next(self._body, None)
+        if piece is not None:
             self._client.contact.heard()
         return piece
 
-    def pieces(self, idle: float, end: float, meanwhile: Callable[[], None] | None = None) -> Iterator[bytes]:
-        """Yield the pieces, each of which must arrive within `idle` seconds, and all until `end`. Raises Failure."""
-        silent = time.monotonic() + idle  # when to give up without another piece
-        while True:
-            if meanwhile:
-                meanwhile()
-            left = min(silent, end) - time.monotonic()
-            if left <= 0:
-                break
-            piece = self.read(min(left, _TURN) if meanwhile else left)
-            if piece is None:
-                return
-            if piece:
-                yield piece
-                silent = time.monotonic() + idle
-        if end <= silent:
-            raise self._failed(Failure("the API server's response takes too long", persistent=True))
-        reason = f"no data from {self._client.server} for too long"
-        raise self._failed(Unreachable(reason, persistent=True))
-
-    def close(self) -> None:
-        """End the request."""
-        self._client.contact.closed(self._attempt)
-        self._attempt.cancel()
-
-    def _unanswered(self, missing: str) -> Failure:
-        if self.opened is not None:
-            return Unreachable("the API server did not end a watch in time", persistent=True)
-        reason = f"no {missing} {self._client.server} within {self._answer:.0f} s"
-        if missing == "credentials for":
-            return Failure(reason)
-        return Unreachable(reason, persistent=missing == "response from")
-
-    def _failed(self, failure: Failure) -> Failure:
-        self._client.failed(failure, self._attempt.acknowledged)
-        return failure
+    def _silent(self) -> Failure:
+        return ResponseTimeout(f"no data from {self._client.server} for too long")
 
 
 def _headers(credentials: Credentials) -> HTTPHeaderDict:

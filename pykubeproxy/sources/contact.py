@@ -1,123 +1,177 @@
-"""Record when the API server was last heard, and log its outages: one line for each, for all watches."""
+"""Record when the API server last sent something, and log outages: of the server one line for all watches, else of a watch.
+
+The watches of an agent share a Contact; each has an OutageLog.
+"""
 
 import math
 import threading
 import time
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
 
-from pykubeproxy.sources.attempt import Attempt
 from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.watch import Outage
+
+# The same reason is logged again after this many seconds.
+_LOG_INTERVAL = 60.0
 
 log = structlog.get_logger()
 
 
 class Contact:
-    """Record when the API server was last heard. Thread-safe.
+    """Record when the API server last sent something, and log its outages. Thread-safe.
 
-    It is heard when it sends data. It is also heard when it acknowledges packets on an open response, because a watch of
-    objects that do not change carries nothing; but not from `doubt` until it answers. After `limit` seconds of
-    silence, the server is unavailable. `clock` returns seconds.
+    An outage is logged once requests have failed for `limit` seconds; at once if the server has never sent anything. While
+    a watch is open, only checks can tell. Two counters tell open watches that they must begin anew.
     """
 
-    def __init__(self, limit: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit: float = 10.0) -> None:
         self.limit = limit
-        self._clock = clock
+        # How often the server has answered again after a check without an answer: open connections may be dead.
+        self.renewals = 0
+        self.restores = 0  # how often versions of objects went back: the server was restored from a backup
         self._lock = threading.Lock()
-        self._heard = -math.inf
-        # Since when a request has no answer; a pause between requests is no silence.
-        self._waiting: float | None = None
-        self._requested: float | None = None  # the same, but not for a response that breaks
-        self._failure = ""  # the last one since the server was heard
-        self._doubted = False
-        self._responses: set[Attempt] = set()
-        self._outage: tuple[float, str] | None = None  # start and reason of the outage in the log
-
-    def requested(self) -> None:
-        """Record that a request is about to be sent."""
-        if self._waiting is None:
-            self._waiting = self._clock()
-        if self._requested is None:
-            self._requested = self._clock()
+        self._heard: float | None = None
+        self._open = 0  # watches
+        self.in_doubt = False  # whether a check got no answer, and no request has had one since
+        self._failing: tuple[float, str] | None = None  # since when requests fail, and the last reason
+        self._logged = False  # whether this outage is in the log
 
     def heard(self) -> None:
         """Record data from the server."""
-        self._heard, self._failure, self._doubted = self._clock(), "", False
-        self._waiting = self._requested = None
-
-    def doubt(self, doubted: bool = True) -> None:
-        """Record whether a request has no answer although open responses are acknowledged: a balancer may do that."""
-        self._doubted = doubted
-
-    def failed(self, failure: Failure, acknowledged: float = -math.inf) -> None:
-        """Record a failed request, or a response that broke; it does not count if the server has answered.
-
-        `acknowledged` is the time of the last acknowledgement on its connection.
-        """
-        if failure.server_wide and self._waiting is None:
-            self._waiting = self._heard
-        if self._waiting is not None:
-            self._failure = str(failure)
-            if not self._doubted:
-                self._waiting = max(self._waiting, acknowledged)
-
-    def opened(self, attempt: Attempt) -> None:
-        """Count acknowledgements on the connection of an attempt until `closed`."""
+        self._heard = time.monotonic()
+        if self._failing is None:
+            return
         with self._lock:
-            self._responses.add(attempt)
+            failing, self._failing = self._failing, None
+            logged, self._logged = self._logged, False
+        if failing and logged:
+            seconds = time.monotonic() - failing[0]
+            log.info("api server available again", reason=failing[1], after=f"{seconds:.1f}s")
 
-    def closed(self, attempt: Attempt) -> None:
-        """Record that a response ended."""
+    def answered(self) -> None:
+        """Record an answer to a request."""
+        self.heard()
         with self._lock:
-            self._responses.discard(attempt)
+            self.renewals += self.in_doubt
+            self.in_doubt = False
+
+    def failed(self, failure: Failure, since: float) -> None:
+        """Record that a request has had no answer `since` a monotonic time, or that a watch broke."""
+        with self._lock:
+            started = self._failing[0] if self._failing else since
+            self._failing = started, str(failure)
+            seconds = time.monotonic() - started
+            if self._logged or not self.outage():
+                return
+            self._logged = True
+        log.warning("api server unavailable", reason=str(failure), silence=f"{seconds:.1f}s")
+
+    def check_failed(self, failure: Failure, since: float) -> None:
+        """Record that a check has had no answer `since` a monotonic time."""
+        self.in_doubt = True
+        self.failed(failure, since)
+
+    def restored(self) -> None:
+        """Record that versions of objects went back."""
+        with self._lock:
+            self.restores += 1
 
     def silence(self) -> float:
-        """Return for how many seconds a request or an open response has waited for the server."""
-        now, unacknowledged = self._clock(), self._unacknowledged()
-        if unacknowledged is None:
-            return 0.0 if self._waiting is None else now - self._waiting
-        return now - max(self._heard, -math.inf if self._doubted else now - unacknowledged)
+        """Return the seconds since the server sent something, infinity if it never did."""
+        return math.inf if self._heard is None else time.monotonic() - self._heard
 
-    def unanswered(self) -> float:
-        """Return for how many seconds a request has had no answer."""
-        return 0.0 if self._requested is None else self._clock() - self._requested
+    @contextmanager
+    def open_watch(self) -> Iterator[None]:
+        """Count a watch as open."""
+        with self._lock:
+            self._open += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open -= 1
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a watch is open, and the last check had an answer."""
+        return self._open > 0 and not self.in_doubt
 
     def outage(self) -> str:
-        """Return why the server is unavailable, empty if it is not."""
-        if self._failure and (self._heard == -math.inf or self.silence() >= self.limit):
-            return self._failure
-        if self.silence() < self.limit:
+        """Return why the server is unavailable, "" if it is not."""
+        failing = self._failing  # read once: other threads replace it
+        if failing is None or self.is_watched:
             return ""
-        unacknowledged = self._unacknowledged()
-        if unacknowledged is not None and unacknowledged >= self.limit:
-            return "no packets arrive from the API server"
-        return "the API server sends nothing"
+        is_long = self._heard is None or time.monotonic() - failing[0] >= self.limit
+        return failing[1] if is_long else ""
 
-    def run(self) -> NoReturn:
-        """Log outages; never return."""
-        while True:
-            self.check()
-            time.sleep(self.limit / 10)
 
-    def check(self) -> None:
-        """Log the start or the end of an outage. Call it from one thread only."""
-        silence, reason = self.silence(), self.outage()
-        last = self._clock() - silence
-        if self._outage is None:
-            if reason:
-                self._outage = last, reason
-                log.warning("api server unavailable", reason=reason, silence=f"{silence:.1f}s")
-        elif not reason and silence < self.limit / 2:
-            started, reason = self._outage
-            self._outage = None
-            log.info("api server available again", reason=reason, after=f"{last - started:.1f}s")
-        elif reason:
-            self._outage = self._outage[0], reason
+class OutageLog:
+    """Log the failures of one watch, each reason once a minute, and the recovery.
 
-    def _unacknowledged(self) -> float | None:
-        """Return the seconds since the last acknowledgement on open responses, None without any."""
-        with self._lock:
-            responses = tuple(self._responses)
-        return min((attempt.unacknowledged() for attempt in responses), default=None)
+    An outage counts from the last data of the server. `Contact` logs outages of the whole server.
+    """
+
+    def __init__(self, resource: str, contact: Contact) -> None:
+        self._resource, self._contact = resource, contact
+        self._started = time.monotonic()
+        self._requested: float | None = None  # since when a request has had no answer
+        self._logged: dict[str, float] = {}
+        self._present: tuple[float, str] | None = None  # start and last reason
+        self._failed = 0.0  # when the first attempt of the present outage failed
+        self._in_log = False  # whether the present outage has a line
+
+    def requested(self) -> None:
+        """Record that a request is about to be sent, or that a part of its response has arrived."""
+        self._requested = time.monotonic()
+
+    def answered(self) -> None:
+        """Record that a list is complete, or that the watch is open."""
+        self._requested = None
+
+    def failed(self, failure: Failure, retry_in: float) -> None:
+        """Record a failed attempt; the next one follows in `retry_in` seconds."""
+        now, reason = time.monotonic(), str(failure)
+        since, self._requested = self._requested, None
+        if self._present is None:
+            self._failed = now
+        self._present = (self._present[0] if self._present else self._last_heard(), reason)
+        if failure.server_wide:
+            self._contact.failed(failure, now if since is None else since)
+        self._logged = {earlier: at for earlier, at in self._logged.items() if now - at < _LOG_INTERVAL}
+        if self._is_own(failure, now):
+            self._in_log = True
+            if reason not in self._logged:
+                self._logged[reason] = now
+                log.warning(
+                    "watch failed", resource=self._resource, reason=reason, retry_in=f"{retry_in:.1f}s"
+                )
+
+    def _last_heard(self) -> float:
+        return max(self._started, time.monotonic() - self._contact.silence())
+
+    def _is_own(self, failure: Failure, now: float) -> bool:
+        """Return whether only this watch fails: the server answers, or other watches work."""
+        is_long = now - self._failed >= self._contact.limit
+        return not failure.server_wide or (is_long and self._contact.is_watched)
+
+    def recovered(self) -> None:
+        """Record a success."""
+        if present := self._present:
+            self._present = None
+            if self._in_log:
+                seconds = time.monotonic() - present[0]
+                log.info("watch recovered", resource=self._resource, after=f"{seconds:.1f}s")
+            self._in_log = False
+
+    def outage(self) -> Outage | None:
+        """Return the current outage; any thread may call it."""
+        now, present, requested = time.monotonic(), self._present, self._requested
+        if present:
+            return Outage(self._resource, now - present[0], present[1])
+        reason = self._contact.outage()
+        if not reason and requested is not None and now - requested >= self._contact.limit:
+            reason = "the API server sends nothing"
+        return Outage(self._resource, now - self._last_heard(), reason) if reason else None

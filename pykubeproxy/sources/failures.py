@@ -1,6 +1,5 @@
 """Failures of requests to the API server, each with a reason in one line."""
 
-import errno
 import http.client
 import json
 import ssl
@@ -54,8 +53,16 @@ class Failure(Exception):
 class Unreachable(Failure):
     """The server cannot be reached, or sends no complete response."""
 
-    def __init__(self, reason: str, *, persistent: bool = False, refused: bool = False) -> None:
-        super().__init__(reason, persistent=persistent, server_wide=True, refused=refused)
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
+        super().__init__(reason, server_wide=True, refused=refused)
+
+
+class ResponseTimeout(Unreachable):
+    """The next part of a response did not arrive in time."""
+
+
+class TooSlow(Failure):
+    """A response takes too long in all."""
 
 
 class Expired(Failure):
@@ -164,12 +171,9 @@ def from_exception(error: Exception, server: str) -> Failure:
             return Unreachable(f"no connection to {server}{_cause(error)}", refused=refused)
         case ConnectTimeoutError():
             return Unreachable(f"connecting to {server} timed out")
-        case ReadTimeoutError() if getattr(error.__cause__, "errno", None) == errno.ETIMEDOUT:
+        case ReadTimeoutError() | TimeoutError():
             # The kernel gave the connection up: the peer acknowledged nothing.
             return Unreachable(f"the connection to {server} broke{_cause(error)}")
-        case ReadTimeoutError():
-            # After a restore from a backup, a server may wait for a version that it has yet to reach.
-            return Unreachable(f"no data from {server} for too long", persistent=True)
         case urllib3.exceptions.SSLError() | ssl.SSLError():
             return Unreachable(f"no TLS connection to {server}: {error}")
         case ProtocolError() | http.client.HTTPException() | ConnectionError():

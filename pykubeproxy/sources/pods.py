@@ -3,7 +3,6 @@
 Only commands for other nodes import this module; the agent reads no pods.
 """
 
-import socket
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
@@ -17,8 +16,17 @@ from urllib3 import HTTPHeaderDict
 from pykubeproxy.objects.pods import Pod, decode_pod
 from pykubeproxy.sources import failures
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.failures import ApiStatus, Failure, Forbidden, NotFound, Unreachable
+from pykubeproxy.sources.failures import (
+    ApiStatus,
+    Failure,
+    Forbidden,
+    NotFound,
+    ResponseTimeout,
+    TooSlow,
+    Unreachable,
+)
 from pykubeproxy.sources.queries import list_items
+from pykubeproxy.sources.transport import LimitedSocket
 
 _REQUEST_SECONDS = 60.0  # for a request
 # The newest first; kubelets since 1.30 know version 5.
@@ -144,13 +152,13 @@ def run_in_pod(
                 elif channel in (_STDERR, _STATUS):
                     kept = errors if channel == _STDERR else status
                     kept += content[: _MAX_ERRORS - len(kept)]
-        except Failure as failure:
-            if failure.persistent:  # out of time
-                silent = isinstance(failure, Unreachable)
-                problem = (
-                    f"wrote nothing for {silence:.0f} s" if silent else f"did not end within {seconds:.0f} s"
-                )
-                raise CommandTimedOut(f"{command[0]} in pod {container} {problem}") from None
+        except ResponseTimeout:
+            problem = f"wrote nothing for {silence:.0f} s"
+            raise CommandTimedOut(f"{command[0]} in pod {container} {problem}") from None
+        except TooSlow:
+            problem = f"did not end within {seconds:.0f} s"
+            raise CommandTimedOut(f"{command[0]} in pod {container} {problem}") from None
+        except Failure:
             if not status:
                 raise
     text = errors.decode(errors="replace")
@@ -160,7 +168,7 @@ def run_in_pod(
 def _messages(
     container: ContainerRef,
     command: Sequence[str],
-    connection: socket.socket,
+    connection: LimitedSocket,
     server: str,
     headers: HTTPHeaderDict,
 ) -> Generator[bytes, None, None]:
@@ -180,7 +188,6 @@ def _messages(
         )
         if channel.getsubprotocol() not in _PROTOCOLS:
             raise websocket.WebSocketProtocolException("no subprotocol")
-        connection.settimeout(None)  # the caller limits the time
         yield b""
         while True:
             kind, data = channel.recv_data()

@@ -8,6 +8,7 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from pykubeproxy.objects.check import cidr
@@ -139,7 +140,7 @@ class _SocksRefused(OSError):
         super().__init__(errno.ECONNREFUSED, reason)
 
 
-def request_connection(connection: socket.socket, host: str, port: int, user: str, password: str) -> None:
+def request_connection(connection: Any, host: str, port: int, user: str, password: str) -> None:
     """Have the proxy connect to a host; the proxy resolves its name. Raises OSError."""
     methods = bytes([_NO_LOGIN, _LOGIN] if user else [_NO_LOGIN])
     connection.sendall(bytes([_VERSION, len(methods)]) + methods)
@@ -176,7 +177,7 @@ def _text(text: str) -> bytes:
     return bytes([len(encoded)]) + encoded
 
 
-def _receive(connection: socket.socket, length: int) -> bytes:
+def _receive(connection: Any, length: int) -> bytes:
     received = b""
     while len(received) < length:
         piece = connection.recv(length - len(received))

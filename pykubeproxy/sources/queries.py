@@ -13,9 +13,8 @@ import msgspec
 
 from pykubeproxy.objects import Key, Kind, Listed, Node, Service
 from pykubeproxy.sources import wire
-from pykubeproxy.sources.api import ApiWatch, ResourceSelector, api_watches, node_of, resource_of
+from pykubeproxy.sources.api import ApiWatch, ResourceSelector, Timing, api_watches, node_of, resource_of
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.connection import Timing
 from pykubeproxy.sources.failures import Expired, Failure, Forbidden
 from pykubeproxy.sources.watch import SourceError
 from pykubeproxy.sources.wire import PAGE_SIZE, Query, read_pages

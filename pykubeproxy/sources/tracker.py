@@ -19,9 +19,6 @@ from pykubeproxy.objects import (
 )
 from pykubeproxy.sources import wire
 
-# Versions of so many objects, also deleted ones, take 12 MB.
-_MOST_VERSIONS = 10_000
-
 log = structlog.get_logger()
 
 
@@ -31,9 +28,6 @@ class ObjectTracker:
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
         self._emitted: set[Key] = set()
-        self._base = ""
-        self._versions: dict[Key, tuple[str, int]] = {}  # seen since then, and by which watch
-        self._changes: dict[Key, Event | None] = {}  # the event for each of them
         self._rejected: dict[Key, str] = {}  # versions that cannot be decoded
         self._remarks: dict[Key, str] = {}
         self._too_large: dict[Key, str] = {}  # why, for those not reported yet
@@ -44,16 +38,8 @@ class ObjectTracker:
             if (decoded := self._decode(raw, rejected)) is not None:
                 yield decoded
 
-    def listed(self, objects: tuple[Object, ...], rejected: dict[Key, str], version: str) -> Listed:
-        """Replace the state with that of a complete list, and return its event.
-
-        An object for which a watch has delivered a later version than that of the list keeps that.
-        """
-        newer = {key: self._changes.get(key) for key in self._later_than(version)}
-        objects = (
-            *(object_ for object_ in objects if object_.key not in newer),
-            *(change.object for change in newer.values() if isinstance(change, Updated)),
-        )
+    def listed(self, objects: tuple[Object, ...], rejected: dict[Key, str]) -> Listed:
+        """Replace the state with that of a complete list, and return its event."""
         self._rejected = rejected
         # An earlier list that failed may have found others, which are smaller by now.
         self._too_large = {key: why for key, why in self._too_large.items() if key in rejected}
@@ -66,39 +52,8 @@ class ObjectTracker:
         while self._too_large:
             yield Deleted(self._kind, *self._too_large.popitem())
 
-    def rebased(self, version: str) -> None:
-        """Forget versions up to this one: watches begin at it now."""
-        self._base = version
-        later = self._later_than(version)
-        self._versions = {key: self._versions[key] for key in later}
-        self._changes = {key: self._changes.get(key) for key in later}
-
-    @property
-    def is_full(self) -> bool:
-        """Whether there are so many versions that watches should begin at a later one."""
-        return len(self._versions) > _MOST_VERSIONS
-
-    def restored(self) -> None:
-        """Forget all versions: the server was restored from a backup."""
-        self._versions.clear()
-
-    def _later_than(self, version: str) -> tuple[Key, ...]:
-        return tuple(key for key, (seen, _) in self._versions.items() if wire.is_older(version, seen))
-
-    def is_stale(self, key: Key, version: str, watch: int) -> bool:
-        """Return whether a watch has delivered a later version of the object, or another watch this version."""
-        seen, by = self._versions.get(key, (self._base, None))
-        if wire.is_older(version, seen) or (version == seen and by != watch):
-            return True
-        self._versions[key] = version, watch
-        return False
-
     def updated(self, raw: wire.Item, key: Key) -> Event | None:
         """Return the event for an added or modified object. One that cannot be decoded counts as deleted."""
-        change = self._changes[key] = self._updated(raw, key)
-        return change
-
-    def _updated(self, raw: wire.Item, key: Key) -> Event | None:
         decoded = self._decode(raw, self._rejected)
         if decoded is None:
             removed = self._removed(key)
@@ -110,8 +65,7 @@ class ObjectTracker:
     def deleted(self, key: Key) -> Event | None:
         """Return the event for a deleted object, None if it was not emitted."""
         self._rejected.pop(key, None)
-        change = self._changes[key] = self._removed(key)
-        return change
+        return self._removed(key)
 
     def _removed(self, key: Key) -> Event | None:
         if key not in self._emitted:

@@ -1,10 +1,16 @@
-"""Connections to an API server that an Attempt can cancel, and the bodies of its responses."""
+"""Connections to an API server, each read of which ends in time, and the bodies of its responses."""
 
 import hashlib
+import http.client
+import io
 import ipaddress
+import math
+import select
 import socket
+import ssl
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,9 +28,8 @@ from urllib3.exceptions import (
 )
 from urllib3.util import Url, make_headers, parse_url
 
-from pykubeproxy.sources.attempt import current
 from pykubeproxy.sources.credentials import ServerConfig
-from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.failures import Failure, ResponseTimeout
 from pykubeproxy.sources.proxies import SOCKS, request_connection, user_of
 from pykubeproxy.wording import without_password
 
@@ -99,13 +104,12 @@ def unpacked(body: Iterator[bytes]) -> Iterator[bytes]:
 class Keepalive(msgspec.Struct, frozen=True):
     """When the kernel probes an idle connection and gives it up, in seconds.
 
-    A peer that acknowledges nothing is noticed at the first probe after `timeout`. An outage is logged after 10 seconds,
-    when two probes are lost.
+    A peer that acknowledges nothing is noticed at the first probe after `timeout`.
     """
 
-    idle: int = 4
-    interval: int = 4
-    timeout: int = 38
+    idle: int = 15
+    interval: int = 5
+    timeout: int = 30
 
     def options(self) -> list[tuple[int, int, int]]:
         """Return the options of a socket."""
@@ -123,6 +127,49 @@ class Keepalive(msgspec.Struct, frozen=True):
             return (socket.TCP_KEEPIDLE, self.idle), (socket.TCP_USER_TIMEOUT, 1000 * self.timeout)
         probes = -(-(self.timeout - self.idle) // self.interval)
         return (socket.TCP_KEEPALIVE, self.idle), (socket.TCP_KEEPCNT, probes)
+
+
+class Deadline:
+    """When a thread stops waiting for the next part of an exchange, and the failure that it raises then."""
+
+    def __init__(self, server: str, seconds: float) -> None:
+        self._server, self._seconds = server, seconds
+        self.end = time.monotonic() + seconds
+        self.failure: Failure = ResponseTimeout("")
+        self.expect("connection to")
+
+    def expect(self, part: str) -> None:
+        """Name the part that is missing if the time is over now, such as "response from"."""
+        self.failure = ResponseTimeout(f"no {part} {self._server} within {self._seconds:.0f} s")
+
+    def left(self, most: float = math.inf) -> float:
+        """Return the seconds that are left, at most `most`. Raises Failure if none are."""
+        seconds = self.end - time.monotonic()
+        if seconds <= 0:
+            raise self.failure
+        return min(seconds, most)
+
+
+_local = threading.local()  # has the deadline of the exchange that its thread begins
+
+
+class LimitedSocket:
+    """A connection for another protocol, each read of which ends at a deadline."""
+
+    def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
+        self._connection, self._deadline = connection, deadline
+
+    def recv(self, size: int) -> bytes:
+        """Receive some bytes. Raises Failure at the deadline."""
+        self._connection.settimeout(self._deadline.left())
+        try:
+            return self._connection.recv(size)
+        except TimeoutError:
+            self._deadline.left()
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
 
 
 class Transport:
@@ -148,12 +195,13 @@ class Transport:
         self._pools.clear()
 
     def send(
-        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, seconds: float
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, deadline: Deadline
     ) -> urllib3.BaseHTTPResponse:
-        """Send a request and return the response, its body not yet read. Call on the thread of an Attempt.
+        """Send a request and return the response, its body not yet read.
 
-        Each read of the response times out after `seconds`.
+        Each read of the response ends at the deadline, which may be moved meanwhile.
         """
+        _local.deadline = deadline
         # ProxyManager.urlopen would join headers of one name.
         return self._pools.connection_from_url(self._server).urlopen(
             method,
@@ -162,15 +210,16 @@ class Transport:
             body=body,
             redirect=False,
             assert_same_host=False,
-            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT, read=seconds),
+            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT, read=deadline.left()),
             preload_content=False,
         )
 
-    def connect(self) -> socket.socket:
-        """Return a new connection, after its TLS handshake, for another protocol. Call on the thread of an Attempt.
+    def connect(self, deadline: Deadline) -> LimitedSocket:
+        """Return a new connection, after its TLS handshake, for another protocol.
 
         Unlike `send`, it also tunnels to an http:// server through a proxy.
         """
+        _local.deadline = deadline
         pool = self._pools.connection_from_url(self._server)
         connection: Any = pool._new_conn()  # urllib3 has no public way to a socket
         connection.timeout = _CONNECT_TIMEOUT
@@ -180,8 +229,7 @@ class Transport:
             port = server.port or _PORTS[server.scheme or "http"]
             connection.set_tunnel(server.host, port, pool.proxy_headers, scheme)
         connection.connect()
-        opened: socket.socket = connection.sock
-        return opened
+        return LimitedSocket(connection.sock, deadline)
 
 
 def _pools(config: ServerConfig, keepalive: Keepalive, addresses: ServerAddresses) -> urllib3.PoolManager:
@@ -221,36 +269,35 @@ def _digest(path: str | None) -> bytes:
         return b""  # the connection reports it
 
 
-class _Held:
-    """Connect, through a SOCKS proxy if there is one, and let the current attempt hold the connection."""
+class _LimitedConnection:
+    """Connect, through a SOCKS proxy if there is one, before the deadline of the exchange that this thread begins."""
 
     addresses: ServerAddresses
     socks: Url | None
 
     def _new_conn(self: Any) -> socket.socket:
-        attempt = current()
-        attempt.missing = "connection to"
+        deadline: Deadline = _local.deadline
         error: Exception = OSError("the name has no address")
         for family, kind, protocol, _, address in self._resolve():
             try:
                 connection = socket.socket(family, kind, protocol)
                 try:
-                    attempt.hold(connection)
                     for option in self.socket_options or ():
                         connection.setsockopt(*option)
-                    connection.settimeout(self.timeout)
+                    connection.settimeout(deadline.left(self.timeout))
                     connection.connect(address)
-                    connection.settimeout(_HANDSHAKE_TIMEOUT)
                     if self.socks:
-                        login = user_of(self.socks.url)
-                        request_connection(connection, self._dns_host.strip("[]"), self.port, *login)
-                except OSError:
+                        limited, login = LimitedSocket(connection, deadline), user_of(self.socks.url)
+                        request_connection(limited, self._dns_host.strip("[]"), self.port, *login)
+                    connection.settimeout(deadline.left(_HANDSHAKE_TIMEOUT))
+                except (OSError, Failure):
                     connection.close()
                     raise
                 return connection
             except OSError as failed:
                 error = failed
         if isinstance(error, TimeoutError):
+            deadline.left()
             raise ConnectTimeoutError(self, f"connecting to {self.host} timed out") from error
         raise NewConnectionError(self, f"connecting to {self.host} failed: {error}") from error
 
@@ -268,25 +315,81 @@ class _Held:
         return found
 
     def request(self: Any, *arguments: Any, **options: Any) -> None:
-        attempt = current()
-        if self.sock is not None:  # from the pool, or after a TLS handshake
-            attempt.hold(self.sock)
         super().request(*arguments, **options)  # type: ignore[misc]
-        attempt.missing = "response from"
+        _local.deadline.expect("response from")
 
     def connect(self: Any) -> None:
         try:
             super().connect()  # type: ignore[misc]
         except TimeoutError as error:  # of the TLS handshake, or of a proxy
+            _local.deadline.left()
             raise ConnectTimeoutError(self, f"connecting to {self.host} timed out") from error
 
 
-def _pool_classes(known: ServerAddresses, proxy: Url | None) -> dict[str, type[HTTPConnectionPool]]:
-    class Connection(_Held, HTTPConnection):
-        addresses, socks = known, proxy
+class _LimitedResponse(http.client.HTTPResponse):
+    """A response whose reads end at the deadline of the exchange that this thread begins."""
 
-    class TlsConnection(_Held, HTTPSConnection):
-        addresses, socks = known, proxy
+    def __init__(self, connection: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(connection, *arguments, **options)
+        reader = _Reader(self.fp.detach(), connection, _local.deadline)
+        self.fp = io.BufferedReader(reader, _PIECE)
+
+
+class _Reader(io.RawIOBase):
+    """Read what a connection receives until a deadline; or, unless it `waits`, what has arrived."""
+
+    def __init__(self, received: io.RawIOBase, connection: socket.socket, deadline: Deadline) -> None:
+        self._received, self.connection, self._deadline = received, connection, deadline
+        self.waits, self.ended = True, False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self.connection.settimeout(self._deadline.left() if self.waits else 0.0)
+        try:
+            count: int | None = self._received.readinto(buffer)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+        except TimeoutError:
+            self._deadline.left()
+            raise
+        self.ended = count == 0
+        return count
+
+    def close(self) -> None:
+        super().close()
+        self._received.close()
+
+
+def arrives(response: urllib3.BaseHTTPResponse, seconds: float) -> bool:
+    """Return whether a part of the body or its end arrives within `seconds`. Raises OSError."""
+    text: io.BufferedReader | None = response._fp.fp  # type: ignore[attr-defined]  # urllib3 has no public way
+    if text is None:  # the body has ended
+        return True
+    reader: Any = text.raw
+    end = time.monotonic() + seconds
+    poll = select.poll()
+    poll.register(reader.connection, select.POLLIN)
+    reader.waits = False
+    try:
+        # Bytes that TLS or the buffer holds are not in the socket any more: read before waiting.
+        while not text.peek(1) and not reader.ended:
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            poll.poll(math.ceil(1000 * left))
+    finally:
+        reader.waits = True
+    return True
+
+
+def _pool_classes(known: ServerAddresses, proxy: Url | None) -> dict[str, type[HTTPConnectionPool]]:
+    class Connection(_LimitedConnection, HTTPConnection):
+        addresses, socks, response_class = known, proxy, _LimitedResponse
+
+    class TlsConnection(_LimitedConnection, HTTPSConnection):
+        addresses, socks, response_class = known, proxy, _LimitedResponse
 
     class Pool(HTTPConnectionPool):
         ConnectionCls = Connection

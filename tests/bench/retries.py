@@ -4,21 +4,20 @@ The agents' real retry code runs against a fake clock; the same seed gives the s
 """
 
 import heapq
-import itertools
+import math
 import random
 from collections import Counter
-from typing import NamedTuple
 from unittest import mock
 
 import click
 import msgspec
 import structlog
 
-from pykubeproxy.sources.connection import ConnectionState, Pause, Reconnection, Timing
-from pykubeproxy.sources.contact import Contact
+from pykubeproxy.objects import Kind
+from pykubeproxy.sources import Client, Timing
+from pykubeproxy.sources.api import ApiWatch, resource_of
 from pykubeproxy.sources.failures import Failure
 
-_RESOURCES = ("services", "endpointslices", "nodes")
 # Seconds that the watches have been open when the outage begins.
 _BEFORE = 300.0
 _SEED = 1
@@ -45,81 +44,47 @@ class Attempts(msgspec.Struct, frozen=True):
         return max(count for second, count in self.by_second.items() if second >= start)
 
 
-class _Watch(NamedTuple):
-    state: ConnectionState
-    agent: int
-
-
 def simulate(agents: int, outage: Failure, seconds: float, timing: Timing | None = None) -> Attempts:
     """Break all watches of the agents at once; each attempt fails until the outage ends after `seconds`."""
-    timing = timing or Timing()
     clock = [0.0]
     random.seed(_SEED)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with mock.patch("time.monotonic", lambda: clock[0]):
+        client = Client(master="http://127.0.0.1:1")
         watches = [
-            [_Watch(ConnectionState(resource, shared, timing, Contact()), agent) for resource in _RESOURCES]
-            for agent in range(agents)
-            for shared in [Reconnection(timing.first_pause, timing.longest_pause)]
+            ApiWatch(client, resource_of(kind), timing or Timing()) for _ in range(agents) for kind in Kind
         ]
         return _run(watches, outage, clock, seconds)
 
 
-def _run(agents: list[list[_Watch]], outage: Failure, clock: list[float], seconds: float) -> Attempts:
+def _run(watches: list[ApiWatch], outage: Failure, clock: list[float], seconds: float) -> Attempts:
     counts: Counter[int] = Counter()
-    order = itertools.count()
-    waiting: list[tuple[float, int, _Watch]] = []
-    pauses: dict[int, Pause] = {}  # of the watches that wait, by identity
-
-    def wait(watch: _Watch, failure: Failure) -> None:
-        pause = pauses[id(watch.state)] = watch.state.failed(failure)
-        heapq.heappush(waiting, (clock[0] + pause.seconds, next(order), watch))
-
-    for watch in itertools.chain(*agents):
-        watch.state.connecting()
-        watch.state.opened()
-    clock[0] += _BEFORE
-    start = clock[0]
-    for watch in itertools.chain(*agents):
-        watch.state.outages.heard()
-        wait(watch, Failure("the connection broke", server_wide=True))
+    waiting: list[tuple[float, int]] = []  # when the watch of this number tries again
+    start = clock[0] = _BEFORE
+    for number, watch in enumerate(watches):
+        watch._opened = 0.0
+        watch._succeeded()
+        heapq.heappush(waiting, (start + watch._failed(Failure("broke", server_wide=True)), number))
+        watch._opened, watch._works = None, False
     last = 0.0
     while waiting:
-        at, _, watch = heapq.heappop(waiting)
-        if pauses.pop(id(watch.state), None) is None:
-            continue  # an open watch of its agent ended the pause
-        clock[0] = max(at, clock[0])
-        for tried in [watch, *_woken(agents[watch.agent], pauses, clock[0] - start >= seconds)]:
-            counts[int(clock[0] - start)] += 1
-            tried.state.connecting()
-            if clock[0] - start < seconds:
-                wait(tried, outage)
-            else:
-                pauses.pop(id(tried.state), None)
-                tried.state.opened()
-                last = clock[0] - start
+        clock[0], number = heapq.heappop(waiting)
+        last = clock[0] - start
+        counts[int(last)] += 1
+        if last < seconds:
+            heapq.heappush(waiting, (clock[0] + watches[number]._failed(outage), number))
     return Attempts(dict(counts), seconds, last - seconds)
 
 
 def renewals(agents: int, seconds: int) -> list[int]:
     """Return the requests for watches in each second after all watches of the agents have begun at once."""
     random.seed(_SEED)
-    timing = Timing()
-    state = ConnectionState("", Reconnection(timing.first_pause, timing.longest_pause), timing, Contact())
     counts = [0] * seconds
-    for _ in range(agents * len(_RESOURCES)):
-        state.connecting()
-        at = state.lifetime().check
-        state.checking()
-        while at < seconds:
-            counts[int(at)] += 1
-            at += state.lifetime().check
+    for _ in range(agents * len(Kind)):
+        at = 0
+        while (at := at + math.ceil(random.uniform(*Timing().watch))) < seconds:
+            counts[at] += 1
     return counts
-
-
-def _woken(agent: list[_Watch], pauses: dict[int, Pause], open_again: bool) -> list[_Watch]:
-    """Return the other waiting watches, whose pauses end when one is open again."""
-    return [watch for watch in agent if id(watch.state) in pauses] if open_again else []
 
 
 @click.command(

@@ -4,27 +4,8 @@ import contextlib
 import ipaddress
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
-
-from pykubeproxy.objects import Kind
-from pykubeproxy.sources import Timing
-from tests.fakes.cluster import watches
-from tests.fakes.faulty_apiserver import FaultyApiServer
-from tests.fakes.follower import Follower
-
-
-@contextmanager
-def behind_a_relay(api: FaultyApiServer, timing: Timing) -> Iterator[tuple["Relay", Follower]]:
-    """Follow the Services of a server, which has none yet, through a relay; wait for the watch."""
-    with Relay(int(api.url.rpartition(":")[2])) as relay:
-        url = f"http://127.0.0.1:{relay.port}"
-        with Follower(watches(url, Kind.SERVICE, timing)) as follower:
-            follower.sees()
-            api.requests.wait(1, "watch")
-            yield relay, follower
 
 
 class Relay:
@@ -32,7 +13,7 @@ class Relay:
 
     `accepted` counts connections. With `proxy`, answer CONNECT requests first, with `socks` those of SOCKS5; `asked` has
     what they ask for, and the login. `reply` is the answer of the SOCKS proxy, 0 for success. While `frozen` is set,
-    acknowledge all data and forward nothing.
+    acknowledge all data and forward nothing; a connection that lost data stays so.
     """
 
     def __init__(self, port: int, *, proxy: bool = False, socks: bool = False, reply: int = 0) -> None:
@@ -102,9 +83,11 @@ class Relay:
         return self._reply == 0
 
     def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        has_lost = False
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                if not self.frozen.is_set():
+                has_lost = has_lost or self.frozen.is_set()
+                if not has_lost:
                     sink.sendall(data)
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_RDWR)

@@ -14,7 +14,7 @@ from structlog.typing import EventDict
 from pykubeproxy.lab.apiserver import SERVICES, Store
 from pykubeproxy.objects import Deleted, Key, Kind, Service, Updated
 from pykubeproxy.sources import Client, SourceError, api_watches
-from pykubeproxy.sources.connection import OutageLog
+from pykubeproxy.sources.contact import OutageLog
 from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.failures import Failure
 from tests.fakes.canned import CHUNKED, CannedServer, chunk, whole
@@ -58,10 +58,11 @@ def test_dropped_connections_resume_at_the_last_version(failures: list[str]) -> 
 
 
 @pytest.mark.parametrize("version", [0, 1001])
-def test_a_server_restored_from_a_backup_is_listed(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+def test_a_server_restored_from_a_backup_is_listed(version: int) -> None:
     """Its versions are older than those of the watches, which would stay silent. It may know the Node's last change."""
-    monkeypatch.setattr("pykubeproxy.sources.api._LONGEST_WAIT", 0.1)
-    with server(store=Store(first_version=1000)) as before, Follower(watches(before.url)) as follower:
+    often = msgspec.structs.replace(SHORT, quiet=0.1)
+    store = Store(first_version=1000)
+    with server(store=store) as before, Follower(watches(before.url, timing=often)) as follower:
         before.store.create(node("n1", "192.168.99.10"))
         follower.sees("n1", kind=Kind.NODE)
         for number in range(20):
@@ -378,13 +379,13 @@ def test_failed_lists_do_not_count_while_the_server_is_away() -> None:
     """An API server that ends may answer one more list with an error, on all nodes."""
     with server() as api:
         client = Client(master=api.url, qps=-1, contact=Contact(limit=0.3))
-        watch = api_watches(client, "n1")[0]
-        for status, fails in ((500, True), (503, False), (500, True)):
-            api.faults.clear()
-            api.faults.fail(status, verb="list")
-            with suppress(SourceError):
-                watch.once()
-            eventually(lambda: bool(watch.list_outage) is fails)
+        watch = api_watches(client, "n1", SHORT)[0]
+        api.faults.fail(500, verb="list", times=100_000)
+        with Follower([watch]):
+            for status, fails in ((500, True), (503, False), (500, True)):
+                api.faults.clear()
+                api.faults.fail(status, verb="list", times=100_000)
+                eventually(lambda: bool(watch.list_outage) is fails)
 
 
 def test_repeated_events_are_ignored() -> None:

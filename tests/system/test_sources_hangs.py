@@ -1,7 +1,5 @@
 """Requests that hang: each ends in time, and the outage counts meanwhile."""
 
-import os
-import signal
 import socket
 import threading
 import time
@@ -46,7 +44,7 @@ def dripping(before: bytes, drip: bytes) -> Answer:
 HANGS = {
     "header": (dripping(b"HTTP/1.1 200 OK\r\nX-Long: ", b"x"), "no response from"),
     "100 Continue": (dripping(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "no response from"),
-    "error": (dripping(b"HTTP/1.1 500 Oops\r\nContent-Length: 99999\r\n\r\n", b"x"), "no response from"),
+    "error": (dripping(b"HTTP/1.1 500 Oops\r\nContent-Length: 99999\r\n\r\n", b"x"), "the API server failed"),
     "chunk size": (dripping(CHUNKED + b"5;", b"x"), "no data from"),
     "trailers": (dripping(CHUNKED + b"0\r\n", b"X-More: x\r\n"), "no data from"),
     "silence": (dripping(b"", b""), "no response from"),
@@ -58,28 +56,17 @@ def warnings(lines: list[dict[str, Any]]) -> list[str]:
     return [line["reason"] for line in lines if line["log_level"] == "warning"]
 
 
-def requests() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name == "api-request"}
-
-
-@pytest.fixture(autouse=True)
-def earlier() -> set[threading.Thread]:
-    """Return the requests of watches that earlier tests in this process have left."""
-    return requests()
-
-
 @pytest.mark.parametrize("name", HANGS)
-def test_a_request_that_hangs_ends_in_time(name: str, earlier: set[threading.Thread]) -> None:
-    """Whatever the server sends instead of a response; and the thread of the request ends too."""
+def test_a_request_that_hangs_ends_in_time(name: str) -> None:
+    """Whatever the server sends instead of a response."""
     answer, missing = HANGS[name]
     with CannedServer(answer) as canned:
         url = canned.url.replace("http:", "https:") if name == "TLS handshake" else canned.url
         started = time.monotonic()
         with pytest.raises(SourceError, match=missing) as caught:
             watches(url, Kind.SERVICE)[0].once()
-        assert time.monotonic() - started >= SHORT.answer
+        assert SHORT.answer <= time.monotonic() - started < SHORT.answer + 2.0
         assert "\n" not in str(caught.value)
-        eventually(lambda: requests() <= earlier)
 
 
 def test_a_post_that_hangs_ends_in_time() -> None:
@@ -153,13 +140,9 @@ def test_a_plugin_that_hangs_is_killed_with_its_children(
 
 
 def test_watches_go_on_while_a_plugin_hangs(
-    hanging_plugin: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    earlier: set[threading.Thread],
+    hanging_plugin: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their credentials were accepted; only the new request waits."""
-    monkeypatch.setattr(plugin, "_SECONDS", FOR_EVER)
     with server(tls=certificate(tmp_path), token="right") as api:
         client = Client(str(hanging_plugin(api)), qps=-1)
         first, second, _ = api_watches(client, "n1", SHORT)
@@ -168,14 +151,19 @@ def test_watches_go_on_while_a_plugin_hangs(
             api.requests.wait(1, "watch")
             client._credentials.reject(client._credentials.get())
             (tmp_path / "hang").touch()
-            with pytest.raises(SourceError, match="no credentials for"):
-                second.once()
+            monkeypatch.setattr(plugin, "_SECONDS", 2.0)
+
+            def wait() -> None:
+                with pytest.raises(SourceError, match="did not end within 2 s"):
+                    second.once()
+
+            waiting = threading.Thread(target=wait)
+            waiting.start()
+            eventually((tmp_path / "children").exists)
             api.store.create(service("a"))
             follower.sees("a")
-            (tmp_path / "hang").unlink()
-        for pid in (tmp_path / "children").read_text().split():
-            os.kill(int(pid), signal.SIGKILL)  # the plugin still waits for it
-        eventually(lambda: requests() <= earlier)
+            assert waiting.is_alive()
+            waiting.join()
 
 
 def test_a_plugin_that_prints_without_end_is_stopped() -> None:

@@ -67,7 +67,7 @@ def test_requests_are_those_of_a_good_client() -> None:
             "resourceVersion": ["0"],
         }
         parameters = parse_qs(watch.query)
-        assert 600 <= int(parameters.pop("timeoutSeconds")[0]) <= 660
+        assert 300 <= int(parameters.pop("timeoutSeconds")[0]) <= 600
         assert parameters == {
             "labelSelector": ["!service.kubernetes.io/service-proxy-name"],
             "fieldSelector": ["spec.clusterIP!=None"],

@@ -221,7 +221,7 @@ class Metrics:
         )
         self._unwatched = gauge(
             "unwatched_seconds",
-            "Time since the last answer about these objects while their watch fails, else 0",
+            "Time since the API server's last data while the watch of these objects fails, else 0",
             labelnames=("resource",),
         )
         self._repairs = counter(

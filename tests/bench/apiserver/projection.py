@@ -10,7 +10,7 @@ import msgspec
 
 from pykubeproxy.lab.api import Object
 from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES, Store
-from pykubeproxy.sources.connection import Timing
+from pykubeproxy.sources import Timing
 from tests.bench import workload
 from tests.bench.apiserver import objects
 from tests.bench.workload import Size

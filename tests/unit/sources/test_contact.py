@@ -1,198 +1,111 @@
-"""When the API server counts as unavailable, and the log of its outages."""
+"""When the API server counts as unavailable, and the log of its outages and of those of one watch."""
 
-import math
 import socket
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import MutableMapping
+from typing import Any
 
 import pytest
 
 from pykubeproxy.sources import Client
-from pykubeproxy.sources.attempt import Attempt
-from pykubeproxy.sources.contact import Contact
+from pykubeproxy.sources.contact import Contact, OutageLog
 from pykubeproxy.sources.failures import Failure, Unreachable
+from pykubeproxy.sources.watch import Outage
 from tests.fakes.canned import CannedServer, whole
 
-SILENT = "the API server sends nothing"
-
-
 Lines = list[MutableMapping[str, Any]]
-
-
-class World:
-    """A contact that heard the server at the start and waits for the answer to the next request, and its clock."""
-
-    def __init__(self) -> None:
-        self.now, self.acknowledged = 0.0, -math.inf
-        self.contact = Contact(clock=lambda: self.now)
-        self.contact.heard()
-        self.contact.requested()
-
-    def unacknowledged(self) -> float:
-        return self.now - self.acknowledged
-
-    def after(self, seconds: float) -> None:
-        """Let time pass; check every second, as in the agent."""
-        end = self.now + seconds
-        while self.now < end:
-            self.now += 1.0
-            self.contact.check()
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Open a watch, on whose connection packets are acknowledged."""
-        attempt = cast("Attempt", self)
-        self.contact.opened(attempt)
-        yield
-        self.contact.closed(attempt)
+OWN, DEAD = Failure("forbidden"), Unreachable("refused")
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def contact(now: list[float]) -> Contact:
+    """The contact of an agent that has just heard the server."""
+    made = Contact()
+    made.heard()
+    return made
 
 
-def test_an_outage_is_one_line_and_its_end_another(world: World, logged: Lines) -> None:
-    """With the reason and the duration up to the next check, however many requests fail."""
-    world.after(9)
-    assert not logged
-    world.after(1)
-    for resource in ("services", "nodes"):
-        world.contact.failed(Unreachable(f"no connection for {resource}"))
-        world.after(300)
-    world.contact.heard()
-    world.after(60)
+def visible(logged: Lines) -> Lines:
+    return [line for line in logged if line["log_level"] != "debug"]
+
+
+def test_an_outage_is_one_line_and_its_end_another(contact: Contact, now: list[float], logged: Lines) -> None:
+    """After 10 s, with the last reason and the duration, however many requests fail."""
+    started = now[0]
+    contact.failed(Unreachable("reset"), started)
+    for _ in range(9):
+        now[0] += 1
+        contact.failed(DEAD, now[0])
+        assert not contact.outage()
+    for _ in range(600):
+        now[0] += 1
+        contact.failed(DEAD, now[0])
+        assert contact.outage() == "refused"
+    contact.heard()
+    assert not contact.outage()
     assert logged == [
-        {"event": "api server unavailable", "log_level": "warning", "reason": SILENT, "silence": "10.0s"},
+        {"event": "api server unavailable", "log_level": "warning", "reason": "refused", "silence": "10.0s"},
         {
             "event": "api server available again",
             "log_level": "info",
-            "reason": "no connection for nodes",
-            "after": "611.0s",
+            "reason": "refused",
+            "after": "609.0s",
         },
     ]
 
 
-def test_an_outage_begins_when_the_last_response_breaks(world: World, logged: Lines) -> None:
-    """Not with the next request."""
-    world.contact.heard()
-    world.contact.failed(Unreachable("reset"))
-    world.after(8)
-    world.contact.requested()
-    world.after(2)
-    assert [line["silence"] for line in logged] == ["10.0s"]
+def test_a_request_without_an_answer_counts_from_its_start(
+    contact: Contact, now: list[float], logged: Lines
+) -> None:
+    now[0] += 15
+    contact.failed(Unreachable("no response"), now[0] - 15)
+    assert [line["silence"] for line in logged] == ["15.0s"]
 
 
-def test_a_server_that_refuses_is_available(world: World, logged: Lines) -> None:
-    """In the pauses between requests too."""
+def test_a_short_outage_leaves_no_line(contact: Contact, now: list[float], logged: Lines) -> None:
     for _ in range(10):
-        world.contact.requested()
-        world.after(2)
-        world.contact.heard()
-        world.contact.failed(Failure("not permitted (403)"))
-        world.after(30)
+        contact.failed(DEAD, now[0])
+        now[0] += 9
+        contact.failed(DEAD, now[0])
+        contact.heard()
+        now[0] += 60
     assert not logged
 
 
-def test_the_reason_is_that_of_the_last_failed_request(world: World, logged: Lines) -> None:
-    """Not of one before the server was heard, nor of one that the server answered."""
-    world.contact.failed(Unreachable("forgotten"))
-    world.contact.heard()
-    world.contact.failed(Failure("not permitted (403)"))
-    world.contact.requested()
-    assert not world.contact.outage()
-    world.contact.failed(Unreachable("refused"))
-    world.after(10)
-    assert [line["reason"] for line in logged] == ["refused"]
-
-
-def test_a_short_outage_leaves_no_line(world: World, logged: Lines) -> None:
-    for _ in range(10):
-        world.contact.failed(Unreachable("refused"))
-        world.after(9)
-        world.contact.heard()
-        world.contact.requested()
-    assert not logged
-
-
-def test_acknowledgements_count_while_nothing_changes(world: World, logged: Lines) -> None:
-    """For hours. But not once a request has no answer: a balancer or the kernel of a process that hangs acknowledges."""
-    with world.watch():
-        for _ in range(7200):
-            world.acknowledged = world.now
-            world.after(1)
-        world.contact.requested()
-        world.contact.failed(Unreachable("connection refused", refused=True))
-        world.after(1)
-        assert not logged
-        world.contact.doubt()
-        world.after(1)
-        world.contact.heard()
-        world.after(1)
-    assert [line["event"] for line in logged] == ["api server unavailable", "api server available again"]
-    assert logged[0]["silence"] == "7202.0s"
-
-
-def test_a_broken_connection_counts_from_its_last_acknowledgement(world: World, logged: Lines) -> None:
-    """Nothing else was due on it before."""
-    with world.watch():
-        for _ in range(600):
-            world.acknowledged = world.now
-            world.after(1)
-    world.contact.failed(Unreachable("reset"), world.acknowledged)
-    world.after(8)
-    assert not logged
-    world.after(1)
-    assert [line["silence"] for line in logged] == ["10.0s"]
-
-
-def test_a_response_that_breaks_is_no_request_without_an_answer(world: World) -> None:
-    """A kubelet that hangs is no silent API server."""
-    world.after(4)
-    assert world.contact.unanswered() == 4
-    world.contact.heard()
-    world.after(30)
-    world.contact.failed(Unreachable("no data", persistent=True), world.now)
-    assert world.contact.unanswered() == 0
-
-
-def test_missing_acknowledgements_are_an_outage(world: World, logged: Lines) -> None:
-    """Long before the connection breaks; the first one ends it."""
-    with world.watch():
-        world.acknowledged = 4.0
-        world.after(20)
-        world.acknowledged = 20.0
-        world.after(1)
-    assert [(line["event"], line["reason"]) for line in logged] == [
-        ("api server unavailable", "no packets arrive from the API server"),
-        ("api server available again", "no packets arrive from the API server"),
-    ]
-    assert logged[1]["after"] == "16.0s"
-
-
-def test_acknowledgements_on_other_connections_do_not_count(world: World, logged: Lines) -> None:
-    """For example of a balancer without a server, before any response."""
-    with world.watch():
-        pass
-    world.acknowledged = 9.0
-    world.after(10)
-    assert logged
-
-
-def test_a_server_that_was_never_heard_is_logged_with_the_first_failure(world: World, logged: Lines) -> None:
+def test_a_server_that_was_never_heard_is_logged_with_the_first_failure(
+    now: list[float], logged: Lines
+) -> None:
     """Its address may be wrong."""
-    world.contact = Contact(clock=lambda: world.now)
-    world.after(60)  # for example while it waits for another agent
-    world.contact.requested()
-    world.after(2)
-    assert not logged
-    world.contact.failed(Unreachable("refused"))
-    world.after(100)
+    contact = Contact()
+    contact.failed(DEAD, now[0])
+    assert contact.outage() == "refused"
     assert [line["reason"] for line in logged] == ["refused"]
-    world.contact.heard()
-    world.contact.check()
-    assert logged[1]["after"] == "102.0s"
+
+
+def test_while_a_watch_is_open_only_a_check_tells_that_the_server_is_away(
+    contact: Contact, now: list[float], logged: Lines
+) -> None:
+    """Another watch may fail alone, for example because a balancer answers 503 for its path."""
+    with contact.open_watch():
+        for _ in range(30):
+            contact.failed(DEAD, now[0])
+            now[0] += 1
+        assert not contact.outage()
+        contact.check_failed(DEAD, now[0])
+        assert contact.outage()
+    assert len(logged) == 1
+
+
+def test_watches_begin_anew_when_a_server_in_doubt_answers(contact: Contact, now: list[float]) -> None:
+    """Data of an open watch is no answer, and there is no doubt without a check."""
+    contact.failed(DEAD, now[0])
+    contact.answered()
+    assert contact.renewals == 0
+    contact.check_failed(DEAD, now[0])
+    contact.heard()
+    assert (contact.renewals, contact.in_doubt) == (0, True)
+    contact.answered()
+    contact.answered()
+    assert (contact.renewals, contact.in_doubt) == (1, False)
 
 
 @pytest.mark.parametrize(
@@ -212,4 +125,74 @@ def test_which_answers_count(status: str, heard: bool) -> None:
                 list(pieces)
         except Failure:
             pass
-        assert (not client.contact.outage()) is heard
+        assert (client.contact.silence() < 60) is heard
+        assert (not client.unanswered()) is heard
+
+
+def test_same_reason_is_logged_once_a_minute(contact: Contact, now: list[float], logged: Lines) -> None:
+    """The first failure is logged, the same reason again only after a minute, another reason at once."""
+    outages = OutageLog("services", contact)
+    for _ in range(65):
+        outages.failed(OWN, 1.0)
+        now[0] += 2
+    assert [line["reason"] for line in logged] == ["forbidden"] * 3
+    outages.failed(Failure("timeout"), 1.0)
+    assert logged[-1]["reason"] == "timeout"
+
+
+def test_recovery_is_logged_once(contact: Contact, now: list[float], logged: Lines) -> None:
+    """Recovery is one line with the time it took, and without an outage there is none."""
+    outages = OutageLog("services", contact)
+    outages.recovered()
+    outages.failed(OWN, 1.0)
+    now[0] += 7
+    assert outages.outage() == Outage("services", 7.0, "forbidden")
+    outages.recovered()
+    assert outages.outage() is None
+    outages.recovered()
+    assert [(line["log_level"], line.get("after")) for line in logged] == [
+        ("warning", None),
+        ("info", "7.0s"),
+    ]
+
+
+def test_an_outage_of_the_server_is_no_line_of_a_watch(
+    contact: Contact, now: list[float], logged: Lines
+) -> None:
+    """But the outage of each watch counts, from the last data of the server."""
+    outages, other = OutageLog("services", contact), OutageLog("nodes", contact)
+    now[0] += 5
+    for _ in range(65):
+        outages.failed(DEAD, 1.0)
+        now[0] += 2
+    assert outages.outage() == Outage("services", 135.0, "refused")
+    assert other.outage() == Outage("nodes", 135.0, "refused")
+    outages.recovered()
+    assert [line["event"] for line in visible(logged)] == ["api server unavailable"]
+
+
+def test_a_watch_that_fails_alone_is_logged(contact: Contact, now: list[float], logged: Lines) -> None:
+    """Once it has failed for 10 s while another watch is open."""
+    outages = OutageLog("services", contact)
+    with contact.open_watch():
+        for second in range(11):
+            assert not visible(logged), second
+            outages.failed(DEAD, 1.0)
+            now[0] += 1
+    outages.recovered()
+    assert [line["event"] for line in visible(logged)] == ["watch failed", "watch recovered"]
+
+
+def test_a_request_that_hangs_is_an_outage_before_it_fails(contact: Contact, now: list[float]) -> None:
+    """Each part of a response ends it, and so does an answer."""
+    outages = OutageLog("services", contact)
+    for _ in range(3):
+        outages.requested()
+        now[0] += 9.9
+        assert not outages.outage()
+    now[0] += 0.1
+    outage = outages.outage()
+    assert outage
+    assert outage.reason == "the API server sends nothing"
+    outages.answered()
+    assert not outages.outage()

@@ -25,42 +25,6 @@ def node(version: int, *addresses: str) -> msgspec.Raw:
     )
 
 
-def test_a_version_that_another_watch_delivered_is_stale() -> None:
-    """So is an older one, and all up to the version at which the watches begin; one watch may repeat a version."""
-    tracker, key, other = ObjectTracker(Kind.NODE), Key("", "node1"), Key("", "node2")
-    tracker.rebased("5")
-    first = [tracker.is_stale(key, version, 1) for version in ("5", "6", "6", "9", "8")]
-    assert first == [True, False, False, False, True]
-    second = [tracker.is_stale(key, version, 2) for version in ("6", "9", "10")]
-    assert second == [True, True, False]
-    assert not tracker.is_stale(other, "7", 2)
-    tracker.rebased("10")
-    assert [tracker.is_stale(key, version, 2) for version in ("10", "11")] == [True, False]
-
-
-def test_a_list_keeps_what_a_watch_has_delivered_since() -> None:
-    """Its own successor does not deliver that again. After a restore from a backup, the list has the truth."""
-    tracker, key = ObjectTracker(Kind.NODE), Key("", "node1")
-    (old,) = tracker.decode_page([node(5, "10.0.0.5")], {})
-    tracker.listed((old,), {}, "5")
-    tracker.rebased("5")
-    assert not tracker.is_stale(key, "8", 1)
-    changed = tracker.updated(node(8, "10.0.0.8"), key)
-    assert isinstance(changed, Updated)
-    assert tracker.listed((old,), {}, "7").objects == (changed.object,)
-    tracker.rebased("7")
-    assert tracker.is_stale(key, "8", 2)
-    assert not tracker.is_stale(key, "9", 1)
-    assert tracker.deleted(key)
-    assert tracker.listed((changed.object,), {}, "8").objects == ()
-    tracker.rebased("8")
-    assert [tracker.is_stale(key, version, 2) for version in ("9", "10")] == [True, False]
-    tracker.restored()
-    assert tracker.listed((old,), {}, "6").objects == (old,)
-    tracker.rebased("6")
-    assert not tracker.is_stale(key, "7", 2)
-
-
 def test_commas_count_outside_of_strings_only() -> None:
     """A short value takes many times more memory than its text; a long string does not."""
     meta = {"name": "a", "namespace": "ns", "resourceVersion": "1", "note": 'x\\",' * 300_000}
@@ -84,7 +48,7 @@ def test_an_object_that_is_too_large_is_reported_once_per_version() -> None:
             rejected: dict[Key, str] = {}
             assert not [*tracker.decode_page([wire.Truncated(beginning % 5)], rejected)]
             assert rejected == {key: "5"}
-            tracker.listed((), rejected, "9")
+            tracker.listed((), rejected)
             assert [*tracker.too_large()] == expected
         assert tracker.updated(wire.Truncated(beginning % 5), key) is None
         assert tracker.updated(wire.Truncated(beginning % 6), key) == skipped
@@ -93,14 +57,14 @@ def test_an_object_that_is_too_large_is_reported_once_per_version() -> None:
 
 
 def test_a_list_that_fails_reports_no_other_object() -> None:
-    """It found an object too large, while an open watch goes on; the next list finds that object smaller."""
+    """It found an object too large; the next list finds that object smaller."""
     too_large = wire.Truncated(b'{"metadata":{"name":"node2","resourceVersion":"5","x":"')
     tracker, key = ObjectTracker(Kind.NODE), Key("", "node1")
     assert isinstance(tracker.updated(node(4, "192.168.99.10"), key), Updated)
     assert not [*tracker.decode_page([too_large], {})]
     broken = msgspec.Raw(b'{"metadata": {"name": "node1", "resourceVersion": "6"}, "status": 1}')
     assert tracker.updated(broken, key) == Deleted(Kind.NODE, key)
-    tracker.listed((), {}, "9")
+    tracker.listed((), {})
     assert not [*tracker.too_large()]
 
 
@@ -114,7 +78,7 @@ def test_an_invalid_node_address_is_logged_once() -> None:
             assert isinstance(event.object, Node)
             assert event.object.addresses == ("192.168.99.10",)
             objects = tuple(tracker.decode_page([node(version, "192.168.99.10", "node1.example")], {}))
-            tracker.listed(objects, {}, "9")
+            tracker.listed(objects, {})
         tracker.updated(node(4, "192.168.99.10"), Key("", "node1"))
         tracker.updated(node(5, "192.168.99.10", ""), Key("", "node1"))
     assert [line["event"] for line in lines] == ["invalid values skipped"] * 2
