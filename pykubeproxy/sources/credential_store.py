@@ -16,8 +16,6 @@ _NO_ACCOUNT = "let the kubelet mount it (automountServiceAccountToken), or set -
 _FRESH = 60.0
 # A request waits this many seconds for a plugin that another request runs; then it runs the plugin itself.
 _PATIENCE = 5.0
-# Renewals at once: nothing ends a request to an identity provider.
-_MAX_RENEWALS = 8
 
 
 def _pod_credentials(fresh_until: float) -> Credentials:
@@ -67,7 +65,6 @@ class CredentialStore:
         self.server = load(kubeconfig, master, with_plugin=False).server
         self._current: Credentials | None = None
         self._renewing = threading.Lock()
-        self._renewals = threading.Semaphore(_MAX_RENEWALS)
 
     def get(self) -> Credentials:
         """Return fresh credentials, which may take as long as a credential plugin. Raises SourceError."""
@@ -77,19 +74,11 @@ class CredentialStore:
         try:
             if current := self._fresh():
                 return current
-            self._current = renewed = self._renew()
+            self._current = renewed = load(*self._settings)
             return renewed
         finally:
             if alone:
                 self._renewing.release()
-
-    def _renew(self) -> Credentials:
-        if not self._renewals.acquire(blocking=False):
-            raise SourceError(f"{_MAX_RENEWALS} earlier renewals of the credentials hang: restart the agent")
-        try:
-            return load(*self._settings)
-        finally:
-            self._renewals.release()
 
     def reject(self, credentials: Credentials) -> None:
         """Renew before the next request: the server does not accept these credentials."""

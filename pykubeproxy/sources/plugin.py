@@ -2,13 +2,15 @@
 
 import contextlib
 import os
+import queue
 import selectors
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +19,10 @@ from pykubeproxy.wording import one_line
 
 _SECONDS = 30.0  # a plugin that takes longer is killed
 _MAX_OUTPUT = 1 << 20  # bytes
+# Threads that ask an identity provider: nothing ends a request to one that hangs.
+_MAX_ASKING = 8
+_asking = threading.Semaphore(_MAX_ASKING)
+_Answer = TypeVar("_Answer")
 
 
 class _PluginVariable(msgspec.Struct):
@@ -101,7 +107,7 @@ def provider_authorization(provider: Mapping[str, Any]) -> Callable[[], str] | N
 
     def header() -> str:
         try:
-            token = configuration.auth_settings().get("BearerToken")
+            token = _in_time(configuration.auth_settings).get("BearerToken")
         except Exception as error:
             # The client raises nearly anything.
             raise SourceError(
@@ -110,12 +116,36 @@ def provider_authorization(provider: Mapping[str, Any]) -> Callable[[], str] | N
         return (token["value"] or "").strip() if token else ""
 
     try:
-        KubeConfigLoader(kubeconfig).load_and_set(configuration)  # type: ignore[no-untyped-call]
+        _in_time(lambda: KubeConfigLoader(kubeconfig).load_and_set(configuration))  # type: ignore[no-untyped-call]
     except Exception as error:
         raise SourceError(
             f"cannot get a token by auth-provider: {type(error).__name__}: {one_line(str(error))}"
         ) from None
     return header if "BearerToken" in configuration.api_key else None
+
+
+def _in_time(ask: Callable[[], _Answer]) -> _Answer:
+    """Return the answer of an identity provider. Raises TimeoutError if it takes too long, or what `ask` raises."""
+    if not _asking.acquire(blocking=False):
+        raise TimeoutError(f"{_MAX_ASKING} earlier requests to the identity provider hang: restart the agent")
+    answers: queue.SimpleQueue[_Answer | Exception] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put(ask())
+        except Exception as error:
+            answers.put(error)
+        finally:
+            _asking.release()
+
+    threading.Thread(target=run, name="identity-provider", daemon=True).start()
+    try:
+        answer = answers.get(timeout=_SECONDS)
+    except queue.Empty:
+        raise TimeoutError(f"the identity provider did not answer within {_SECONDS:.0f} s") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _environment(plugin: CredentialPlugin, cluster: Mapping[str, Any] | None) -> dict[str, str]:

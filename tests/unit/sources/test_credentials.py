@@ -3,17 +3,18 @@
 import json
 import re
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pykubeproxy.sources import Client, SourceError, credential_store
+from pykubeproxy.sources import plugin as plugin_module
 from pykubeproxy.sources.credential_store import CredentialStore
 from pykubeproxy.sources.credentials import Credentials
 from pykubeproxy.sources.failures import Failure
 from tests.fakes.kubeconfigs import write_kubeconfig
+from tests.fakes.waiting import eventually
 
 
 def load(kubeconfig: str, master: str) -> Credentials:
@@ -176,22 +177,18 @@ def test_a_plugin_runs_again_after_its_token_was_rejected(tmp_path: Path) -> Non
     assert (tmp_path / "runs").read_text().count("run") == 2
 
 
-def test_renewals_that_hang_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next request fails with a reason, and works again when they end."""
-    store = CredentialStore(kubeconfig(tmp_path, token="secret"), "")
-    monkeypatch.setattr(credential_store, "_PATIENCE", 0.01)
-    hang, real = threading.Event(), credential_store.load
-    monkeypatch.setattr(credential_store, "load", lambda *settings: hang.wait(10) and real(*settings))
-    threads = [threading.Thread(target=store.get) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.3)
-    with pytest.raises(SourceError, match="8 earlier renewals of the credentials hang"):
-        store.get()
+def test_an_identity_provider_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests to it do not pile up."""
+    monkeypatch.setattr(plugin_module, "_SECONDS", 0.05)
+    hang = threading.Event()
+    for _ in range(8):
+        with pytest.raises(TimeoutError, match="did not answer within"):
+            plugin_module._in_time(hang.wait)
+    with pytest.raises(TimeoutError, match="8 earlier requests to the identity provider hang"):
+        plugin_module._in_time(hang.wait)
     hang.set()
-    for thread in threads:
-        thread.join()
-    assert store.get().headers() == {"authorization": "Bearer secret"}
+    eventually(lambda: plugin_module._asking._value == 8)
+    assert plugin_module._in_time(lambda: "token") == "token"
 
 
 def test_plugin_with_a_certificate(tmp_path: Path) -> None:
