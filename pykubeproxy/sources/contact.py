@@ -1,6 +1,6 @@
-"""Record when the API server last sent something, and log outages: of the server one line for all watches, else of a watch.
+"""Outages of the API server: the watches of an agent share a Contact, and each has an OutageLog.
 
-The watches of an agent share a Contact; each has an OutageLog.
+An outage of the whole server is one log line for all watches.
 """
 
 import math
