@@ -18,7 +18,7 @@ class SyncReport(msgspec.Struct, frozen=True):
     - `full`: it read the live tables and went through all Services
     - `services`, `endpoints`: how many have rules now
     - `rules`: how many rules of ours each table holds now; `rules_written`: how many of them this sync wrote
-    - `seconds`: the time of each phase: read, resolve, compare, restore
+    - `seconds`: the time of each phase: read, choose, render, restore
     - `resolved`, `gone`: the service ports it went through, and those that no longer exist
     - `deferred`: the Services with changes that wait for a later sync
     - `wrote`: whether anything was written or deleted

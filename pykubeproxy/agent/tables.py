@@ -202,11 +202,13 @@ class FamilyTables:
         written = Written(self.work.drift, self._known.ensured)
         stopwatch.lap("choose")
         try:
-            if not self._write(plan, written, resolution):
-                return None
+            waited = self._write(plan, written, resolution)
         finally:
             self.quarantine.resolved(resolution.services, resolution.oversized, resolution.kept)
-        stopwatch.lap("write")
+        if waited is None:
+            return None
+        stopwatch.lap("render")
+        stopwatch.move("render", "restore", waited)
         self._context = context
         self._known.settle()
         self._exposures.record(cluster, resolution, self._known)
@@ -315,34 +317,36 @@ class FamilyTables:
             skeleton.SHARED if self.work.visit_all else (),
         )
 
-    def _write(self, plan: Plan, written: Written, resolution: Resolution) -> bool:
-        """Write a plan. Return False if iptables rejects rules that the next attempt omits. Raises SyncFailed."""
+    def _write(self, plan: Plan, written: Written, resolution: Resolution) -> float | None:
+        """Write a plan. Return the seconds of iptables-restore; None if it rejects rules that the next attempt omits.
+
+        Raises SyncFailed.
+        """
 
         def note(chunk: Chunk) -> None:
             written.add(chunk)
             self._progress()
 
         try:
-            write_chunks(self._tables, plan, self._known, note)
+            return write_chunks(self._tables, plan, self._known, note)
         except KernelError as error:
             options = resolution.context.options
             if self._fallback.too_deep(error, plan.has_tree()):
-                return False
+                return None
             ports = resolution.ports()
             rules = {port.port.name: self.quarantine.rules_or_replacement(port, options) for port in ports}
             service = owner_of_line(error.line, rules) if isinstance(error, Rejected) else ""
             try:
                 if self.quarantine.isolate(error, ports, options):
-                    return False
+                    return None
             except KernelError as another:
                 raise SyncFailed(another) from error
             if self._fallback.no_culprit(error, plan.has_tree()):
-                return False
+                return None
             if isinstance(error, Rejected) and not error.is_shortage and not service:
                 # Another program may have changed what the plan builds on.
                 self._known.unread = frozenset(TABLES)
             raise SyncFailed(error, service) from error
-        return True
 
     def _report(
         self,
@@ -393,6 +397,11 @@ class _Stopwatch:
         self._progress = progress
         self.laps: dict[str, float] = {}
         self._last = time.monotonic()
+
+    def move(self, phase: str, other: str, seconds: float) -> None:
+        """Count some seconds of a phase as another one."""
+        self.laps[phase] -= seconds
+        self.laps[other] = seconds
 
     def lap(self, phase: str) -> None:
         now = time.monotonic()

@@ -1,5 +1,6 @@
 """Write chunks of a plan: render each while iptables-restore reads the previous one, and record what is in force then."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
@@ -52,18 +53,24 @@ def write_chunks(
     known: KnownTables,
     written: Callable[[Chunk], None] = lambda _: None,
     seconds: float | None = None,
-) -> None:
-    """Write chunks with iptables-restore, and record in `known` what is in force, also after a failure. Raises KernelError.
+) -> float:
+    """Write chunks with iptables-restore, and record in `known` what is in force, also after a failure.
 
-    `seconds` limits the time in which the command makes no progress. Calls `written` after each chunk.
+    Returns for how many seconds the command was waited for. `seconds` limits the time in which it makes no progress. Calls
+    `written` after each chunk. Raises KernelError.
     """
     blocks = _Blocks()
+    waited = 0.0
     try:
         with tables.session(seconds) as session:
             for chunk in chunks:
+                begun = time.monotonic()
                 session.write(chunk.text)
+                waited += time.monotonic() - begun
                 blocks.add(chunk)
                 written(chunk)
+            begun = time.monotonic()
+        waited += time.monotonic() - begun
     except Rejected as rejection:
         known.commit(blocks.before(rejection.line_number))
         raise
@@ -72,6 +79,7 @@ def write_chunks(
         known.doubt(blocks.before(None))
         raise
     known.commit(blocks.before(None))
+    return waited
 
 
 class _Blocks:

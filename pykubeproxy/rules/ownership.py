@@ -43,18 +43,6 @@ def referenced_by_others(live: Ruleset) -> frozenset[ChainKey]:
     )
 
 
-def served_chains(live: Ruleset) -> frozenset[str]:
-    """Return the chains of table nat to which our shared chains lead."""
-    pending = [key for key in skeleton.SHARED if key.table == "nat"]
-    found = {key.chain for key in pending}
-    while pending:
-        for target in map(parse_target, live.chains.get(pending.pop(), ())):
-            if target.startswith("KUBE-") and target not in found:
-                found.add(target)
-                pending.append(ChainKey("nat", target))
-    return frozenset(found)
-
-
 def ensured_lines(
     live: Ruleset, options: RuleOptions, chains: Collection[ChainKey] = FOREIGN_CHAINS
 ) -> dict[str, tuple[str, ...]]:

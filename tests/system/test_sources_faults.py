@@ -14,8 +14,7 @@ from structlog.typing import EventDict
 from pykubeproxy.lab.apiserver import SERVICES, Store
 from pykubeproxy.objects import Deleted, Key, Kind, Service, Updated
 from pykubeproxy.sources import Client, SourceError, api_watches
-from pykubeproxy.sources.contact import OutageLog
-from pykubeproxy.sources.contact import Contact
+from pykubeproxy.sources.contact import Contact, OutageLog
 from pykubeproxy.sources.failures import Failure
 from tests.fakes.canned import CHUNKED, CannedServer, chunk, whole
 from tests.fakes.cluster import SHORT, node, server, service, slice_of, watches
