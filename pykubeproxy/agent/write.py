@@ -71,12 +71,12 @@ def write_chunks(
                 written(chunk)
             begun = time.monotonic()
         waited += time.monotonic() - begun
-    except Rejected as rejection:
-        known.commit(blocks.before(rejection.line_number))
-        raise
-    except BaseException:
-        # The command may have ended anywhere.
-        known.doubt(blocks.before(None))
+    except BaseException as error:
+        if isinstance(error, Rejected):
+            known.commit(blocks.before(error.line_number))
+        else:  # the command may have ended anywhere
+            known.doubt(blocks.before(None))
+        known.broke_off()
         raise
     known.commit(blocks.before(None))
     return waited

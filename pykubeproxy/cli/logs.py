@@ -26,6 +26,8 @@ from pykubeproxy.wording import printable
 _EXIT_SECONDS = 1.0
 # Lines about objects in each period of this many seconds: for each object and kind of line, each namespace, each kind.
 _PERIOD, _PER_OBJECT, _PER_NAMESPACE, _IN_ALL = 60.0, 3, 20, 100
+# Lines that an operator asks for with -v, such as those about each endpoint, are details.
+_DETAILS_PER_OBJECT, _DETAILS_PER_NAMESPACE = 100, 500
 # How many namespaces a summary names.
 _MOST_NAMESPACES = 5
 # While the reader stalls, keep this many texts; a text is a log line or a part of a traceback.
@@ -39,8 +41,8 @@ log = structlog.get_logger()
 def set_up(format_: LogFormat) -> None:
     """Configure the log format of this process.
 
-    A line about an object that others may change names it as `about`, which is not written. Beyond some such lines, only
-    their number is logged.
+    A line about an object that others may change names it as `about`, which is not written; a `detail` may come more often.
+    Beyond some such lines, only their number is logged.
     """
     limited = LimitedLines()
     shared: list[structlog.typing.Processor] = [
@@ -83,18 +85,20 @@ class LimitedLines:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._limit = ReportLimit(_PERIOD, _PER_OBJECT, _PER_NAMESPACE, _IN_ALL)
+        self._details = ReportLimit(_PERIOD, _DETAILS_PER_OBJECT, _DETAILS_PER_NAMESPACE)
         self._lock = threading.Lock()
         self._omitted: dict[str, Counter[str]] = {}  # by line and namespace
 
     def __call__(
         self, _: structlog.typing.WrappedLogger, __: str, event: structlog.typing.EventDict
     ) -> structlog.typing.EventDict:
-        """Return a line without `about`. Raises DropEvent for a line beyond the limit."""
+        """Return a line without `about` and `detail`. Raises DropEvent for a line beyond the limit."""
         about: Key | None = event.pop("about", None)
+        limit = self._details if event.pop("detail", False) else self._limit
         if about is None:
             return event
         with self._lock:
-            if self._limit.admits(event["event"], about, self._clock()):
+            if limit.admits(event["event"], about, self._clock()):
                 return event
             if not self._omitted:
                 timer = threading.Timer(_PERIOD, self.summarize)

@@ -356,6 +356,11 @@ class KnownTables:
                 case LinesWritten(table):
                     self.unread |= {table}
 
+    def broke_off(self) -> None:
+        """Record that a plan failed: what was read before no longer shows to which chains unused ones refer."""
+        if self._live is not None:
+            self._live, self._may_hold_foreign_rules = None, True
+
     def withdraw(self, service: Key, frontends: Mapping[PortName, Container[tuple[str, int]]]) -> None:
         """Have the next plan remove the entries of a Service for other frontends than these, and leave its own chains.
 

@@ -147,8 +147,8 @@ class SyncedFamily:
             return
         digests = dict(known.digests())
         found = {key: digest(key, rules) for key, rules in live.items() if key not in known.doubtful}
-        # No chain of a fixed name is created before the first sync.
-        assert {key: it for key, it in digests.items() if it != ABSENT} == found
+        held = {key: it for key, it in digests.items() if it != ABSENT}
+        assert held == found, {key for key in {*held, *found} if held.get(key) != found.get(key)}
         if known.is_certain:
             of_table = Counter[str]()
             for key, rules in live.items():

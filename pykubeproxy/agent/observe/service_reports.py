@@ -159,7 +159,7 @@ class SyncLog:
         before = self._endpoints.pop((family, name), {})
         if now:
             self._endpoints[family, name] = now
-        about = {"about": name.service_key, "service": str(name)}
+        about = {"about": name.service_key, "detail": True, "service": str(name)}
         for target in sorted(before.keys() - now.keys()):
             log.info("endpoint removed", **about, endpoint=target)
         for target, state in now.items():
@@ -179,6 +179,7 @@ class SyncLog:
             log.info(
                 "endpoint skipped",
                 about=name.service_key,
+                detail=True,
                 service=str(name),
                 slice=slice_name,
                 endpoint=address or "all",

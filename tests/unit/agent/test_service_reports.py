@@ -207,7 +207,7 @@ def test_the_agent_hands_out_what_decides_about_affinity(wanted: str, expected: 
 UNREADY = Updated(slice_of(endpoint("10.244.1.5", ready=False)))
 REMOTE = (Updated(service(internal_local=True)), Updated(slice_of(endpoint("10.244.1.5", node_name="node2"))))
 NOT_LOCAL = "not used: on another node, and the traffic policy is Local"
-ABOUT = {"about": WEB_KEY, "service": "ns/web:http"}
+ABOUT = {"about": WEB_KEY, "detail": True, "service": "ns/web:http"}
 OLD, NEW = (ABOUT | {"endpoint": f"10.244.1.{last}:8080"} for last in (5, 6))
 ADDED, CHANGED, REMOVED = ({"event": f"endpoint {what}"} for what in ("added", "changed", "removed"))
 
