@@ -116,7 +116,7 @@ class FamilyController:
         except KernelError as error:
             log.warning("quarantine retry failed", family=self.family.value, error=str(error))
             retries.tried((), begun, self._clock(), succeeded=False)
-            return False
+            return self.work.uncertain
         # Ports in no part of the result no longer exist; the next sync finds that out.
         undecided = {name for group in split.undecided for name in group.names}
         retries.tried([name for name in step.ports if name not in undecided], begun, self._clock())

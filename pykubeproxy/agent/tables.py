@@ -108,6 +108,8 @@ class FamilyTables:
     def note_drift(self, scope: DriftScope) -> Drift | None:
         """Find drift, and have the next sync repair it. Returns and raises as `find_drift` does."""
         drift = self.find_drift(scope)
+        if self._known.unread:
+            self._known.unread |= scope.tables | {key.table for key in scope.chains}
         if drift is None:
             return None
         services = self._known.observe(drift.live, (), drift.changed)
@@ -116,7 +118,7 @@ class FamilyTables:
         self._known.ensured |= drift.ensured
         drift = msgspec.structs.replace(drift, since=scope.since, writers=scope.writers)
         self.work.found_drift(drift, services)
-        self.work.unused_chains = bool(self._known.unused())
+        self._note_known()
         return drift
 
     def release(self, api_servers: ApiServers) -> bool:
@@ -138,8 +140,10 @@ class FamilyTables:
         services = dict.fromkeys(name.service_key for name in ports)
         resolved = {port.port.name: port for key in services for port in self.resolve(cluster, key)}
         found = [resolved[name] for name in ports if name in resolved]
-        split = self.quarantine.retry(found, self._context.options)
-        self.work.unused_chains = bool(self._known.unused())
+        try:
+            split = self.quarantine.retry(found, self._context.options)
+        finally:
+            self._note_known()
         self.work.dirty |= {name.service_key for name in split.accepted}
         return split
 
@@ -167,7 +171,11 @@ class FamilyTables:
             self.work.failed(bool(turn or reduced))
             raise
         finally:
-            self.work.unused_chains = bool(self._known.unused())
+            self._note_known()
+
+    def _note_known(self) -> None:
+        self.work.unused_chains = self._known.can_delete()
+        self.work.uncertain = not self._known.is_certain
 
     def _take_turn(self, queue: Waiting, cluster: Cluster, context: RuleContext) -> frozenset[PortName]:
         """Return the service ports whose turn it is: one if the last turn failed. They go to the end of the queue."""
@@ -275,6 +283,8 @@ class FamilyTables:
         if self._context is None and (self._known.unused() or self._known.lead_to_services()):
             # An earlier agent has written rules whose owners nobody knows. Endpoints without a chain come in a turn.
             existing = {key.chain for key in self._known.unused() if key.table == "nat"}
+            for port in (port for key in waiting for port in self._known.ports(key)):
+                existing |= port.existing_chains()  # which a failed first sync has claimed
             for key in waiting:
                 names = dict.fromkeys(coverage.port_names(cluster, key), existing)
                 portions[key] = {**names, **portions.get(key, {})}
@@ -341,11 +351,11 @@ class FamilyTables:
                     return None
             except KernelError as another:
                 raise SyncFailed(another) from error
+            if isinstance(error, Rejected) and not error.is_shortage:
+                # No service is to blame: another program may have changed what the plan builds on.
+                self._known.unread = frozenset(TABLES)
             if self._fallback.no_culprit(error, plan.has_tree()):
                 return None
-            if isinstance(error, Rejected) and not error.is_shortage and not service:
-                # Another program may have changed what the plan builds on.
-                self._known.unread = frozenset(TABLES)
             raise SyncFailed(error, service) from error
 
     def _report(

@@ -58,6 +58,7 @@ class Work:
     """The pending work of one family. The reconcile loop owns it; it reads no clock.
 
     - `visit_all`: the next sync goes through all Services
+    - `uncertain`: it reads tables or chains, after a write with an unknown end
     - `requested`: when a sync was requested, if none has started since; else infinity
     - `dirty`: the Services to render again, until a sync succeeds
     - `drift`, `drifted`: what the next sync repairs, and the Services with drift: they do not wait
@@ -70,6 +71,7 @@ class Work:
 
     def __init__(self) -> None:
         self.visit_all = True
+        self.uncertain = False
         self.requested = math.inf
         self._changed: set[Key] = set()
         self._changed_by_list = False
@@ -96,7 +98,7 @@ class Work:
     @property
     def has_changes(self) -> bool:
         """Return whether a sync is needed without a further request."""
-        return self.visit_all or bool(self.dirty) or self.drift is not None
+        return self.visit_all or self.uncertain or bool(self.dirty) or self.drift is not None
 
     @property
     def has_losses(self) -> bool:

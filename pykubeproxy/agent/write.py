@@ -64,10 +64,10 @@ def write_chunks(
     try:
         with tables.session(seconds) as session:
             for chunk in chunks:
+                blocks.add(chunk)  # before: the command may end while it reads
                 begun = time.monotonic()
                 session.write(chunk.text)
                 waited += time.monotonic() - begun
-                blocks.add(chunk)
                 written(chunk)
             begun = time.monotonic()
         waited += time.monotonic() - begun

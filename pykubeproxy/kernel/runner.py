@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pykubeproxy.kernel.errors import Missing, NotStarted, TimedOut
+from pykubeproxy.kernel.errors import Failed, Missing, NotStarted, TimedOut
 
 # Services often start with a PATH that lacks the folders of iptables.
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
@@ -235,9 +235,14 @@ class Runner(msgspec.Struct, frozen=True):
             return command.finish()
 
     def read(self, path: str) -> str | None:
-        """Return the contents of a /proc or /sys file as seen behind the prefix; None if there is none."""
+        """Return the contents of a /proc or /sys file as seen behind the prefix; None if there is none.
+
+        Raises Failed if the command that reads behind the prefix is killed.
+        """
         if self.prefix:
             outcome = self.run(("cat", path))
+            if outcome.exit_code < 0:
+                raise Failed(f"cat {path}", outcome.exit_code, outcome.stderr.strip())
             return outcome.stdout if outcome.exit_code == 0 else None
         try:
             return Path(path).read_text()

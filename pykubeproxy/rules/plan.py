@@ -334,11 +334,11 @@ class Plan:
             yield batch.chunk()
         roots = {root: both for root, both in self._shared().items() if root.table == "nat"}
         chains = (Chain(root, tree.root) for root, (_, tree) in roots.items())
-        facts: list[Fact] = [
+        facts: list[Fact] = [PortsGone(tuple(self.gone))] if self.gone else []
+        facts += [
             Arranged(root, entries, frozenset(nat(name) for name, _ in tree.chains))
             for root, (entries, tree) in roots.items()
         ]
-        facts += [PortsGone(tuple(self.gone))] if self.gone else []
         shared = _written([*filter(self._known.differs, chains)])
         yield _joined((shared, _ensured("nat", self._known), Chunk("", facts=tuple(facts))))
         yield from self._removed(limit, written)
@@ -444,7 +444,7 @@ class Plan:
 
 def is_written(known: KnownTables, port: DesiredPort) -> bool:
     """Return whether the tables hold all own chains of a port with the desired rules."""
-    held = {each.name: each for each in known.ports(port.name.service_key)}.get(port.name)
+    held = known.port(port.name)
     chains = held.chains() if held else {}
     return all(
         (chains.get(name) or known.chain(nat(name))).digest == digest(nat(name), rules)
