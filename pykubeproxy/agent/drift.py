@@ -88,11 +88,11 @@ class DriftSchedule:
             self._add(DriftScope(now, write.tables, chains, (write.writer,) if write.writer else ()))
 
     def resync_starts(self) -> None:
-        """Record that a full sync is about to read everything."""
+        """Record that a sync is about to read all tables."""
         self.suspected = None
 
     def resynced(self, now: float) -> None:
-        """Record that a full sync has read everything, which counts as a full check."""
+        """Record that a sync has read all tables, which counts as a full check."""
         self._next_full_check = max(self._next_full_check, now + self._period)
 
     def checked(self, scope: DriftScope, seconds: float, now: float) -> None:

@@ -142,8 +142,8 @@ class FamilyController:
 
     def _write(self, step: SyncStep, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> bool:
         full, begun, work = self.work.visit_all, self._clock(), self.work
-        drift = work.drift
-        if full:
+        drift, reads_all = work.drift, self.tables.reads_all
+        if reads_all:
             work.checks.resync_starts()
         config, family = self._config, self.family
         try:
@@ -157,9 +157,9 @@ class FamilyController:
             return False
         if self._watch:
             self._watch.synced(family, report.table_counts)
-        if full:
+        if reads_all:
             work.checks.resynced(self._clock())
-        if full or drift:
+        if reads_all or drift:
             self._observers.rules_missing(family, None)
         if drift and report.drift:
             now = self._clock()

@@ -77,6 +77,11 @@ class FamilyTables:
         self._known.unread = frozenset(TABLES)
         self.work.visit_all = True
 
+    @property
+    def reads_all(self) -> bool:
+        """Return whether the next sync reads all tables."""
+        return self._known.unread.issuperset(TABLES)
+
     def retry_tree(self) -> None:
         """Make the next sync a full one that tries a rejected dispatch tree again."""
         self.distrust()
@@ -247,7 +252,7 @@ class FamilyTables:
         known = self._known
         if known.is_certain:
             return None
-        is_all = known.unread.issuperset(TABLES)
+        is_all = self.reads_all
         written = {owner.service_key for owner in known.doubtful.values() if isinstance(owner, PortName)}
         reading = self._reader.read(known.unread, known.doubtful)
         changed = known.observe(reading.live, reading.tables, reading.chains)

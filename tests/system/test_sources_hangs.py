@@ -119,7 +119,8 @@ def hanging_plugin(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     yield write
     children = tmp_path / "children"
     for pid in children.read_text().split() if children.exists() else ():
-        assert not is_running(int(pid)), "a child of the plugin still runs"
+        # It was killed with the plugin, and may take a moment to end.
+        eventually(lambda pid=int(pid): not is_running(pid))  # type: ignore[misc]
 
 
 def test_a_plugin_that_hangs_is_killed_with_its_children(

@@ -2,13 +2,14 @@
 
 from unittest.mock import call
 
+import msgspec
 import pytest
 
 from pykubeproxy.kernel import ExternalWrite
 from pykubeproxy.objects import Family, Updated
 from pykubeproxy.rules.drift import TableDrift
 from tests.fakes.iptables import fail_on
-from tests.fakes.loop import STARTED, STOP, WEB, Loop, at, config
+from tests.fakes.loop import HERE, STARTED, STOP, WEB, Loop, at, config
 from tests.objects import service
 
 pytestmark = pytest.mark.usefixtures("no_kernel")
@@ -29,6 +30,14 @@ def test_reported_drift_is_repaired_at_once(loop: Loop) -> None:
     loop.run(*steps, settings=settings)
     assert loop.rules(WEB)
     assert len(loop.live.texts) == 2
+
+
+def test_reported_drift_is_repaired_although_a_changed_node_comes_first(loop: Loop) -> None:
+    """A sync of all Services reads no tables, so it does not find the drift by itself."""
+    moved = Updated(msgspec.structs.replace(HERE, zone="zone-b"))
+    steps = [*STARTED, (5, lambda: tamper(loop)), *at(5, EXTERNAL_WRITE, moved), *at(7, STOP)]
+    loop.run(*steps)
+    assert loop.rules(WEB)
 
 
 def test_a_change_that_a_drift_repair_applies_is_no_longer_queued(loop: Loop) -> None:
