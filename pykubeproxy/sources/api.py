@@ -338,6 +338,9 @@ class ApiWatch:
             # This is normal after a long interruption; more of them in a row are a fault.
             return pause
         pause += max(failure.retry_after, self._rest())
+        if failure.server_wide and self._contact.silence() >= self._timing.quiet:
+            # As good as a check that failed: the watch of the Node may not be open to send one.
+            self._contact.in_doubt = True
         self._outages.failed(failure, pause)
         return pause
 

@@ -41,6 +41,20 @@ def test_the_watches_of_5000_nodes_are_renewed_evenly() -> None:
     assert max(renewals(5000, 3600)) <= 80
 
 
+def test_a_failed_request_after_silence_puts_open_watches_in_doubt(now: list[float]) -> None:
+    """The watch of the Node, which checks the server, may have just ended. Before, only its own path may be broken."""
+    watch = a_watch(now)
+    contact = watch._contact
+    contact.heard()
+    with contact.open_watch():
+        now[0] += Timing().quiet - 1
+        watch._failed(BROKEN)
+        now[0] += contact.limit
+        assert not contact.outage()
+        watch._failed(BROKEN)
+        assert contact.outage() == str(BROKEN)
+
+
 def test_pauses_grow_until_a_watch_works(now: list[float], no_jitter: None) -> None:
     """The rest of the second in which a watch opened comes on top."""
     watch = a_watch(now)
