@@ -181,7 +181,11 @@ class Bisection:
             for name, rules in ports.items()
         )
         limit = sys.maxsize if self._limit is None else self._limit
-        *first, last = [*batches(own, lambda _: limit)] or [_NO_CHAINS]
+        some = [*batches(own, lambda _: limit)] or [_NO_CHAINS]
+        if self._limit is None:  # each block replaces the whole table, however many rules it has
+            chains = tuple(chain for batch in some for chain in batch.chains)
+            some = [OwnChains(chains, facts=tuple(fact for batch in some for fact in batch.facts))]
+        *first, last = some
         for batch in first:
             yield self._fixed_and("nat", [], batch)
         yield self._fixed_and("nat", [_canary_chain(_NAT_CANARY, ports)], last)

@@ -197,10 +197,6 @@ class KnownTables:
         at = bisect_left(own, name, key=_name_of)
         return own[at] if at < len(own) and own[at].name == name else None
 
-    def misses_chains(self, service: Key) -> bool:
-        """Return whether the tables lack a chain of the ports of a Service."""
-        return any(ABSENT in port.digests for port in self.ports(service))
-
     def unused(self) -> Mapping[ChainKey, KnownChain]:
         """Return the chains that no rule of ours needs."""
         return self._unused

@@ -261,6 +261,14 @@ def test_a_retry_that_fails_at_its_end_releases_no_service(synced: SyncedFamily)
     assert not refused(synced)
 
 
+def test_a_try_takes_one_block_of_a_table_on_legacy() -> None:
+    """Each block replaces the whole table, so many rules are no reason for another one."""
+    synced = family(Backend.LEGACY)
+    report = synced.sync_and_retry(*numbered(*range(1, 2501)))
+    assert quarantined(report) == ["svc1", "svc3"]
+    assert all(text.count("*nat\n") <= 1 for text in synced.live.texts)
+
+
 def test_a_retry_that_writes_some_blocks_is_no_drift() -> None:
     """Those of a large port before the rejected one stay in force until a sync deletes them."""
     synced = SyncedFamily(chains_per_block=2)
