@@ -393,10 +393,12 @@ class KnownTables:
             self._replace({name: port.holding({})})
 
     def withdraw_damaged(self, service: Key) -> None:
-        """Have the next plan remove all entries of the ports of a Service of which a chain is missing."""
+        """Have the next plan remove the entries of a Service that jump to a missing chain, or to a port that lacks one."""
         for port in self.ports(service):
-            if ABSENT in port.digests and port.entries:
-                self._replace({port.name: msgspec.structs.replace(port, entries=())})
+            existing = port.existing_chains()
+            entries = () if ABSENT in port.digests else _without_jumps_beyond(port.entries, existing)
+            if entries != port.entries:
+                self._replace({port.name: msgspec.structs.replace(port, entries=entries)})
 
     def settle(self) -> None:
         """Record that a plan ended: chains that it left unused come in the order of deletion, free of foreign rules."""
@@ -564,6 +566,16 @@ def _observed(live: Ruleset, key: ChainKey) -> KnownChain:
 def _filter_entries(live: Ruleset, key: ChainKey) -> SharedEntries:
     rules = tuple(rule for rules in with_branches(live, key).values() for rule in rules if "-j " in rule)
     return SharedEntries(key).with_lost(rules)
+
+
+def _without_jumps_beyond(entries: Entries, existing: Container[str]) -> Entries:
+    """Return the entries without jumps to chains of a service port that are not among the existing ones."""
+
+    def leads_on(rule: str) -> bool:
+        target = parse_target(rule)
+        return not names.is_owned(target) or target in existing
+
+    return tuple((key, kept) for key, rules in entries if (kept := tuple(filter(leads_on, rules))))
 
 
 def _frontend(entry: str) -> tuple[str, int] | None:

@@ -8,7 +8,7 @@ import pytest
 from pykubeproxy.agent import coverage
 from pykubeproxy.agent.write import SyncFailed
 from pykubeproxy.kernel import Backend, Failed, KernelError, Rejected
-from pykubeproxy.objects import Deleted, Event, Key, Kind, Updated
+from pykubeproxy.objects import Deleted, EndpointPort, Event, Key, Kind, Port, Protocol, Updated
 from pykubeproxy.rules import dispatch
 from pykubeproxy.rules.names import cluster_chain
 from pykubeproxy.services.ports import PortName
@@ -105,6 +105,26 @@ def test_a_large_service_keeps_its_endpoints_if_the_first_sync_fails(
         node.check_known()
         node.sync()
         assert node.targets() >= {f"{host}:8080" for host in hosts}
+
+
+@pytest.mark.parametrize("blocks", range(12))
+def test_chains_deleted_by_a_killed_write_lead_no_service_astray(
+    blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ports of a waiting Service have lost their endpoints, and their chains before the write was killed."""
+    monkeypatch.setattr(coverage, "LARGE_PAIRS", 3)
+    monkeypatch.setattr(coverage, "_FEW_ENDPOINTS", 0)
+    ports = tuple(Port(name, Protocol.TCP, 80 + n) for n, name in enumerate("abcde"))
+    targets = tuple(EndpointPort(port.name, Protocol.TCP, 8080) for port in ports)
+    wide = (Updated(service(ports=ports)), Updated(slice_of("10.244.1.1", ports=targets)))
+    node = SyncedFamily(*wide, *numbered(1), chains_per_block=1)
+    node.write_block_by_block()
+    node.settle()
+    node.round(Updated(slice_of("10.244.1.1", ports=targets[:2])))
+    node.fail_after(blocks, SyncedFamily.round)
+    node.check_known()
+    node.sync(Updated(slice_of("10.244.0.22", service="svc1")))
+    assert "10.244.0.22:8080" in node.targets()
 
 
 @BACKENDS
