@@ -194,20 +194,20 @@ def test_each_fault_of_the_lab_has_its_own_sentence(lab: Lab, fault: Fault) -> N
 
     def shows_the_cause() -> bool:
         answers.append(live(lab, *ENDS, *more))
-        return cause in causes(answers[-1][2])
+        return causes(answers[-1][2]) == {cause}
 
     lab.until(lambda: live(lab, *ENDS, *more)[0] == 0, "a path")
     break_lab(lab, fault)
     try:
         lab.until(shows_the_cause, cause)
         code, message, found = answers[-1]
-        assert causes(found) <= {cause}
         assert (code, found["verdict"]) == (
             (1, "fails-as-predicted") if cause == "as-predicted" else (3, "differs")
         )
         assert gist in message
-        shown = kubectl(lab, "pykubeproxy", *TRACE[:2], *ENDS, *more).stdout
-        assert gist in " ".join(shown.split())
+        # Chance may send nearly all probes to one endpoint, once in some thousand traces.
+        text = (*TRACE[:2], *ENDS, *more)
+        lab.until(lambda: gist in " ".join(kubectl(lab, "pykubeproxy", *text).stdout.split()), gist)
         if alone:
             service = next(one for one in lab.api.items(SERVICES) if one["metadata"]["name"] == "web")
             ends = (lab.pods["client-1"].addresses[0], f"{service['spec']['clusterIP']}:80")

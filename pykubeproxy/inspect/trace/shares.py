@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from math import comb
 
-# A difference is one if chance makes it less often than once in a thousand traces.
-_SIGNIFICANT = 0.001
+# A difference is one if chance makes it less often than once in five thousand traces.
+_SIGNIFICANT = 0.0002
 
 
 def unlikely_share(expected: Mapping[str, float], observed: Mapping[str, int]) -> str:
