@@ -13,8 +13,8 @@ from pykubeproxy.rules import names
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.known import KnownPort, KnownTables
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS
-from pykubeproxy.rules.plan import DesiredPort, DesiredService
-from pykubeproxy.rules.service import reject_service
+from pykubeproxy.rules.plan import DesiredPort, DesiredService, is_written
+from pykubeproxy.rules.service import port_rules, reject_service
 from pykubeproxy.services.cluster import Cluster, families_of
 from pykubeproxy.services.ports import PortName, ServiceSkipReason, cluster_ip, whole_service
 from pykubeproxy.services.selection import ResolvedPort
@@ -196,8 +196,8 @@ class Resolution:
     """Some Services, resolved one after the other while the chains of those before are written.
 
     `services` are the ports of those resolved so far, by name. `oversized` are those that are too large to be served; they
-    have no ports here. Nor have `kept` ports, which stay as they are. `reduced` ports have only endpoints whose chains
-    exist.
+    have no ports here. Nor have `kept` and `held` ports, which stay as they are: they wait for their turn, or are suspect;
+    `doubtful` are those that the quarantine does not know yet. `reduced` ports have only endpoints whose chains exist.
     """
 
     def __init__(
@@ -207,20 +207,25 @@ class Resolution:
         portions: Mapping[Key, Mapping[PortName, Container[str] | None]],
         known: KnownTables,
         context: RuleContext,
+        tried: frozenset[PortName] = frozenset(),
     ) -> None:
         """Prepare to resolve `whole` Services, which come with their costs, then the given ports of those in `portions`.
 
-        These come with the endpoint chains that they may use; None means any.
+        These come with the endpoint chains that they may use; None means any. Ports that are `tried` get their own rules,
+        whatever the quarantine says.
         """
         self.context = context
         self.services: dict[Key, tuple[ResolvedPort, ...]] = {}
         self.oversized: dict[Key, Oversized] = {}
         self.kept: set[PortName] = set()
+        self.held: set[PortName] = set()
+        self.doubtful: list[ResolvedPort] = []
         self.reduced: set[PortName] = set()
         self._cluster = cluster
         self._whole = whole
         self._known = known
         self._portions = portions
+        self._tried = tried
 
     def ports(self) -> tuple[ResolvedPort, ...]:
         """Return the service ports resolved so far."""
@@ -230,11 +235,13 @@ class Resolution:
         """Resolve each Service, and yield its rules, or what replaces them in quarantine."""
         options = self.context.options
         most = self.context.max_service_pairs
+        held = quarantine.held() - self._tried
+        known = held | self._tried
         for key in (*self._whole, *self._portions):
             portion = self._portions.get(key)
             is_small = key in self._whole and self._whole[key] <= most
             found = self.context.resolve(self._cluster, key, portion, is_small)
-            stay: frozenset[PortName] = frozenset()
+            stay: set[PortName] = set()
             if isinstance(found, Oversized):
                 self.services[key], self.oversized[key] = (), found
                 rules = reject_service(key, found.cluster_ip, options)
@@ -242,25 +249,41 @@ class Resolution:
                 continue
             ports = _by_name(found)
             if portion is not None:
-                stay = frozenset(name for name in port_names(self._cluster, key) if name not in portion)
+                stay = {name for name in port_names(self._cluster, key) if name not in portion}
                 chains = {name: chains for name, chains in portion.items() if chains is not None}
                 ports = tuple(_reduced(ports, self._known.ports(key), chains))
                 self.kept |= stay
                 self.reduced |= chains.keys()
+            for port in ports:
+                name = port.port.name
+                if name not in known and quarantine.is_doubtful(port) and self._can_stay(port):
+                    self.doubtful.append(port)
+                    self.held.add(name)
+            self.held |= held.intersection(port.port.name for port in ports)
+            stay |= self.held.intersection(port.port.name for port in ports)
+            ports = tuple(port for port in ports if port.port.name not in stay)
             self.services[key] = ports
             yield DesiredService(
                 key,
                 tuple(
                     DesiredPort(
                         port.port.name,
-                        quarantine.rules_or_replacement(port, options),
+                        quarantine.rules(port, options, port.port.name in self._tried),
                         len(port.selection.verdicts),
                         port.port.name in self.reduced,
                     )
                     for port in ports
                 ),
-                stay,
+                frozenset(stay),
             )
+
+    def _can_stay(self, port: ResolvedPort) -> bool:
+        """Return whether rules of a port may change, and the tables have no rules for it that nobody owns yet."""
+        name, known = port.port.name, self._known
+        rules = port_rules(port.port, port.selection, self.context.options)
+        may_change = any(root in known.outdated for root, _ in rules.entries)
+        may_change = may_change or not is_written(known, DesiredPort(name, rules, 0))
+        return may_change and not known.has_unowned_rules(name)
 
 
 def resolve_service(cluster: Cluster, service: Key, context: RuleContext) -> tuple[ResolvedPort, ...]:

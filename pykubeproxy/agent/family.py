@@ -8,6 +8,7 @@ import structlog
 
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.observe.observers import Observers
+from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.agent.startup import OpenedFamily
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.agent.work import Changes, DriftCheck, Retry, SyncStep, Turn, Work
@@ -50,8 +51,16 @@ class FamilyController:
         self._flows = flows
         self._watch = watch
         self._clock = clock
+        # As of the last sync.
+        self._local_addresses: tuple[str, ...] = ()
+        self._node_ports = NodePortAddresses((), False)
         self.work.schedule(config.iptables.sync_period, clock())
         opened.tables.on_progress(observers.progress)
+
+    @property
+    def is_searching(self) -> bool:
+        """Return whether suspect service ports keep the rules that they have, until tries have decided about them."""
+        return bool(self.tables.quarantine.held())
 
     def external_write(self, write: ExternalWrite) -> None:
         """Record that another program wrote to the tables of this family."""
@@ -108,19 +117,21 @@ class FamilyController:
             self._observers.rules_missing(self.family, step.scope.since)
 
     def retry(self, step: Retry, cluster: Cluster) -> bool:
-        """Retry quarantined service ports. Return whether a sync must write or report the result."""
-        begun, retries = self._clock(), self.work.retries
-        untried = frozenset(self.tables.quarantine.untried())
+        """Try some suspect or quarantined service ports. Return whether a sync must write or report the result."""
+        begun, retries, quarantine = self._clock(), self.work.retries, self.tables.quarantine
+        searched = self.is_searching
+        quarantine.retry(step.ports)
         try:
-            split = self.tables.retry_quarantined(cluster, step.ports)
-        except KernelError as error:
+            tried = self.tables.try_next(cluster)
+        except (KernelError, SyncFailed) as error:
             log.warning("quarantine retry failed", family=self.family.value, error=str(error))
             retries.tried((), begun, self._clock(), succeeded=False)
-            return self.work.uncertain
-        # Ports in no part of the result no longer exist; the next sync finds that out.
-        undecided = {name for group in split.undecided for name in group.names}
-        retries.tried([name for name in step.ports if name not in undecided], begun, self._clock())
-        return bool(split.accepted or untried & split.rejected.keys())
+        else:
+            retries.tried(tried.rejected, begun, self._clock())
+            if tried.report:
+                self._report(tried.report)
+        self._follow_quarantine(())
+        return self.work.has_changes or (searched and not self.is_searching)
 
     def sync(self, step: SyncStep, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> bool:
         """Sync the tables with the cluster. Return whether that succeeded."""
@@ -138,7 +149,13 @@ class FamilyController:
     def _follow_quarantine(self, changed: Collection[Key]) -> None:
         """Schedule retries after a sync; `changed` are the Services that have changed since the last one."""
         quarantine = self.tables.quarantine
-        self.work.retries.follow(quarantine.rejected(), quarantine.untried(), changed, self._clock())
+        self.work.retries.follow(
+            quarantine.rejected(),
+            changed,
+            self._clock(),
+            has_tries=quarantine.has_tries,
+            searching=self.is_searching,
+        )
 
     def _write(self, step: SyncStep, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> bool:
         full, begun, work = self.work.visit_all, self._clock(), self.work
@@ -149,14 +166,15 @@ class FamilyController:
         try:
             facts = self._opened.facts(with_addresses=bool(config.node_port_addresses))
             context = rule_context(config, self._node_name, node, facts, family, api_servers)
+            networks = node_port_networks(config, context.options.node_ip, family)
+            loopback = context.options.localhost_node_ports and family is Family.IPV4
+            self._local_addresses, self._node_ports = facts.addresses, NodePortAddresses(networks, loopback)
             report = self.tables.sync(cluster, step, context)
         except (KernelError, SyncFailed) as error:
             log.error("sync failed, retrying", family=family.value, error=str(error))
             restore_failed = isinstance(error, SyncFailed)
             self._observers.sync_failed(family, full, self._clock() - begun, restore_failed, str(error))
             return False
-        if self._watch:
-            self._watch.synced(family, report.table_counts)
         if reads_all:
             work.checks.resynced(self._clock())
         if reads_all or drift:
@@ -166,8 +184,11 @@ class FamilyController:
             work.checks.repaired(now)
             seconds = now - drift.since
             self._observers.drift_repaired(report, drift.writers, seconds, work.checks.contested)
-        networks = node_port_networks(config, context.options.node_ip, family)
-        loopback = context.options.localhost_node_ports and family is Family.IPV4
-        self._observers.sync_succeeded(report, facts.addresses)
-        self._flows.synced(report, NodePortAddresses(networks, loopback))
+        self._report(report)
         return True
+
+    def _report(self, report: SyncReport) -> None:
+        if self._watch:
+            self._watch.synced(self.family, report.table_counts)
+        self._observers.sync_succeeded(report, self._local_addresses)
+        self._flows.synced(report, self._node_ports)

@@ -229,11 +229,18 @@ class Agent:
     def _take_all_turns(self) -> bool:
         succeeded = True
         for family in self._families:
+            succeeded = self._take_all_tries(family) and succeeded
             failed = 0
             while family.work.turns > failed:
-                failed += not self._sync_apart(family, Turn())
+                failed += not (self._sync_apart(family, Turn()) and self._take_all_tries(family))
             succeeded = succeeded and not failed
         return succeeded
+
+    def _take_all_tries(self, family: FamilyController) -> bool:
+        while family.is_searching and family.work.tries_due() <= self._clock():
+            if family.retry(Retry(()), self._cluster) and not self._sync_changes(family):
+                return False
+        return not family.is_searching
 
     def _sync_due(self) -> float:
         """Return when the next sync is due, in an hour at the latest."""

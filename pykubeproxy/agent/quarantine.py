@@ -2,52 +2,78 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import msgspec
 
-from pykubeproxy.agent.bisect import TRIES, Bisection, BisectResult, PortGroup, may_blame_service
 from pykubeproxy.agent.limiter import MAX_PERIOD, TimeShare, backoff
 from pykubeproxy.config import Dispatch
-from pykubeproxy.kernel import KernelError, Rejected, Tables, TimedOut
-from pykubeproxy.objects import Key
+from pykubeproxy.kernel import KernelError, Rejected
+from pykubeproxy.objects import Family, Key
 from pykubeproxy.pages.servicez import Quarantined
 from pykubeproxy.rules.context import RuleContext
-from pykubeproxy.rules.known import KnownTables
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.plan import DesiredPort, is_written
 from pykubeproxy.rules.service import PortRules, note_rules, port_rules, reject_rules
 from pykubeproxy.services.ports import PortName, whole_service
 from pykubeproxy.services.selection import ResolvedPort
 from pykubeproxy.services.size import Oversized
 
-# How long a search may take, in seconds: all Services wait for it, a minute at most with the syncs before and after it.
-# Legacy replaces the whole table for each try. Retries continue the search in short parts.
-SEARCH_SECONDS = 45.0
-RETRY_SECONDS = 1.0
-# If this many samples of a kind are all rejected, quarantine the whole kind.
+# A port is quarantined after so many rejected writes of it alone. A concurrent writer causes rejections: on legacy, without
+# a reason, if it takes no lock; on nft, if it deletes the chains of a port between two blocks.
+TRIES = 3
+# A missing kernel feature affects a whole kind of ports, and to find hundreds among thousands takes minutes on legacy. So
+# after this many ports of a kind were rejected, syncs hold back others of it; and if so many samples, taken evenly from
+# the suspect ports of a kind, are all rejected, the whole kind is.
 _SAMPLES = 10
-_UNDECIDED = (
-    "iptables rejects the rules of some service ports; it is not known yet whether this is one of them"
-)
+
+
+class PortGroup(NamedTuple):
+    """Service ports to try together, and how many writes with all of them were rejected; samples of a kind come first."""
+
+    names: tuple[PortName, ...]
+    rejections: int = 0
+    are_samples: bool = False
+
+    def parts(self) -> tuple[tuple[PortName, ...], tuple[PortName, ...]]:
+        """Return the ports to try next, and the others: halves if all of them were rejected together."""
+        half = len(self.names) // 2 if self.rejections else 0
+        return (self.names[:half], self.names[half:]) if half else (self.names, ())
+
+    def promise(self) -> tuple[bool, int, int, int]:
+        """Return how many ports a try may release; of equal numbers, those that are less suspect are greater."""
+        return self.are_samples, len(self.parts()[0]), -self.rejections, len(self.names)
+
+
+class _Samples(NamedTuple):
+    """The ports that stand for others of their kind."""
+
+    chosen: frozenset[PortName]
+    all: frozenset[PortName]
 
 
 class Quarantine:
-    """The quarantined service ports and Services of one family, and the rules written in place of the ports.
+    """The service ports of one family whose rules iptables rejects or may reject, and its oversized Services.
 
-    The reconcile loop owns it. It calls `progress` during a search, which may take a minute.
+    A suspect port was in a block that iptables rejected. Syncs hold it back: it keeps the rules that the tables have, until
+    a try has decided. A rejected port has rules that replace its own; it is tried again from time to time. The reconcile
+    loop owns it.
     """
 
-    def __init__(self, tables: Tables, known: KnownTables, chains_per_block: int | None) -> None:
-        self._tables = tables
-        self._known = known
-        self._limit = chains_per_block
-        self._rejected: Mapping[PortName, Quarantined] = {}
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._rejected: dict[PortName, Quarantined] = {}
         self._oversized: Mapping[PortName, Quarantined] = {}
-        # What the last search has not decided yet.
-        self._undecided: tuple[PortGroup, ...] = ()
-        self.progress: Callable[[], None] = lambda: None
+        # All ports to try: suspect ones, and rejected ones that are due.
+        self._groups: list[PortGroup] = []
+        self._trying: tuple[PortGroup, PortGroup] | None = None
+        self._kinds: dict[PortName, Hashable] = {}
+        # By kind: the samples of some ports, and the ports that were rejected alone since one of the kind was accepted.
+        self._samples: dict[Hashable, _Samples] = {}
+        self._alone: dict[Hashable, set[PortName]] = {}
+
+    # Read.
 
     def all(self) -> tuple[Quarantined, ...]:
         """Return all quarantined ports and Services, by name."""
@@ -58,16 +84,138 @@ class Quarantine:
         """Return the ports whose rules iptables rejects."""
         return self._rejected.keys()
 
-    def untried(self) -> Collection[PortName]:
-        """Return the quarantined ports that the search has not decided about yet."""
-        return [name for name, port in self._rejected.items() if not port.tried]
+    def rejecting(self) -> frozenset[PortName]:
+        """Return those of them that have rules which reject clients."""
+        return frozenset(name for name, port in self._rejected.items() if port.rejects_clients)
 
-    def rules_or_replacement(self, port: ResolvedPort, options: RuleOptions) -> PortRules:
-        """Return the rules of a service port, or those that replace them in quarantine."""
-        quarantined = self._rejected.get(port.port.name)
+    def held(self) -> frozenset[PortName]:
+        """Return the suspect ports that syncs hold back."""
+        groups = (*self._groups, *(self._trying or ()))
+        return frozenset(name for group in groups for name in group.names if name not in self._rejected)
+
+    @property
+    def has_tries(self) -> bool:
+        """Return whether there are ports to try."""
+        return bool(self._groups)
+
+    def is_doubtful(self, port: ResolvedPort) -> bool:
+        """Return whether many ports of the kind of a port were rejected, and none accepted since, and it may be, too."""
+        name = port.port.name
+        return (
+            bool(self._alone)
+            and name not in self._rejected
+            and len(self._alone.get(_kind(port), ())) >= _SAMPLES
+        )
+
+    def rules(self, port: ResolvedPort, options: RuleOptions, tried: bool = False) -> PortRules:
+        """Return the rules of a service port, or those that replace them in quarantine unless it is `tried`."""
+        quarantined = None if tried else self._rejected.get(port.port.name)
         if quarantined is None:
-            return _rules(port, options)
+            return port_rules(port.port, port.selection, options)
         return reject_rules(port.port, options) if quarantined.rejects_clients else note_rules(port.port)
+
+    # Record.
+
+    def suspect(self, ports: Collection[ResolvedPort], reason: str) -> tuple[PortName, ...]:
+        """Hold back ports that were rejected together. Return the ports that are quarantined now.
+
+        If only rules that replace those of quarantined ports may be the reason, these ports get none.
+        """
+        new = [port for port in ports if port.port.name not in self._rejected]
+        if len(new) == len(ports) == 1:
+            (name,) = (port.port.name for port in new)
+            self._remove([name])
+            self._kinds[name] = _kind(new[0])
+            return self._rejected_alone(name, reason, 1)
+        self._hold(new, 1)
+        for name in (port.port.name for port in ports) if not new else ():
+            self._rejected[name] = msgspec.structs.replace(self._rejected[name], rejects_clients=False)
+        return ()
+
+    def hold_doubtful(self, ports: Collection[ResolvedPort]) -> None:
+        """Hold back ports that are doubtful."""
+        self._hold(ports, 0)
+
+    def _hold(self, ports: Collection[ResolvedPort], rejections: int) -> None:
+        kinds: dict[Hashable, list[PortName]] = {}
+        for port in ports:
+            kinds.setdefault(_kind(port), []).append(port.port.name)
+        for kind, names in kinds.items():
+            self._kinds |= dict.fromkeys(names, kind)
+            self._remove(names)
+            samples = names[:: len(names) // _SAMPLES][:_SAMPLES] if len(names) > _SAMPLES else []
+            if samples:
+                self._samples[kind] = _Samples(frozenset(samples), frozenset(names))
+            self._add(samples, 0, are_samples=True)
+            others = [name for name in names if name not in samples]
+            self._add(others, rejections if len(kinds) == 1 else 0)
+
+    def retry(self, ports: Collection[PortName]) -> None:
+        """Try these rejected ports again."""
+        self._add([name for name in ports if name in self._rejected], 0)
+
+    def take(self) -> tuple[PortName, ...]:
+        """Return the ports to try next; none if there are none. Record the result, or `put_off` the try."""
+        if not self._groups:
+            return ()
+        group = max(self._groups, key=lambda group: (group.names[0] not in self._rejected, *group.promise()))
+        self._groups.remove(group)
+        tried, others = group.parts()
+        self._trying = group._replace(names=tried), group._replace(names=others)
+        return tried
+
+    def put_off(self) -> None:
+        """Record that the try, if there is one without a result, was not made."""
+        if self._trying:
+            tried, others = self._take_back()
+            self._groups.append(tried._replace(names=(*tried.names, *others.names)))
+
+    def accepted(self) -> None:
+        """Release the tried ports. If they are one half of a rejected group, the other half is to blame."""
+        tried, others = self._take_back()
+        for name in tried.names:
+            self._rejected.pop(name, None)
+            self._clear(self._kinds.pop(name, None))
+        self._add(others.names, 1, others.are_samples)
+
+    def served(self, ports: Iterable[ResolvedPort]) -> None:
+        """Record that a sync serves these ports: the rules of their kinds are accepted."""
+        for port in ports if self._alone else ():
+            if port.port.name not in self._rejected:
+                self._clear(_kind(port))
+
+    def _clear(self, kind: Hashable) -> None:
+        self._alone.pop(kind, None)
+        self._samples.pop(kind, None)
+
+    def rejected_again(self, suspects: Collection[PortName], reason: str) -> tuple[PortName, ...]:
+        """Record that the try was rejected because of some of its ports. Return the ports that are quarantined now."""
+        tried, others = self._take_back()
+        self._add(others.names, 0, others.are_samples)
+        if len(tried.names) == 1:
+            (name,) = tried.names
+            return self._rejected_alone(name, reason, tried.rejections + 1)
+        to_blame = tuple(name for name in tried.names if name in suspects)
+        self._add([name for name in tried.names if name not in suspects], 0, tried.are_samples)
+        if len(to_blame) == 1:
+            return self._rejected_alone(to_blame[0], reason, 1)
+        self._add(to_blame, 1, tried.are_samples)
+        return ()
+
+    def is_last_try(self) -> bool:
+        """Return whether a suspect port is quarantined if this try is rejected."""
+        assert self._trying, "nothing was taken"
+        (name, *others), rejections, _ = self._trying[0]
+        return not others and name not in self._rejected and self._decides(name, rejections + 1)
+
+    def _decides(self, name: PortName, rejections: int) -> bool:
+        return name in self._rejected or rejections >= TRIES or self._rejects_kind(name)
+
+    def _rejects_kind(self, name: PortName) -> bool:
+        """Return whether all samples of the kind of a port are rejected once this port is."""
+        kind = self._kinds.get(name)
+        samples = self._samples.get(kind)
+        return samples is not None and samples.chosen <= {name, *self._alone.get(kind, ())}
 
     def resolved(
         self,
@@ -75,175 +223,65 @@ class Quarantine:
         oversized: Mapping[Key, Oversized],
         kept: Collection[PortName] = frozenset(),
     ) -> None:
-        """Release the ports of these Services that no longer exist, and record which Services are too large.
+        """Forget the ports of these Services that no longer exist, and record which Services are too large.
 
         `kept` ports exist too.
         """
         names = {port.port.name for ports in services.values() for port in ports}
-
-        def exists(name: PortName) -> bool:
-            return name in names or name in kept or name.service_key not in services
-
-        self._rejected = {name: port for name, port in self._rejected.items() if exists(name)}
-        self._keep_undecided(exists)
-        kept = {name: port for name, port in self._oversized.items() if name.service_key not in services}
-        family, now = self._tables.family, time.time()
+        gone = [
+            name
+            for name in {*self._rejected, *self._kinds}
+            if name.service_key in services and name not in names and name not in kept
+        ]
+        self._remove(gone)
+        for name in gone:
+            self._rejected.pop(name, None)
+            self._alone.get(self._kinds.pop(name, None), set()).discard(name)
+        still = {name: port for name, port in self._oversized.items() if name.service_key not in services}
+        now = time.time()
         for service, large in oversized.items():
             name = whole_service(service)
             since = self._oversized[name].since if name in self._oversized else now
             reason = f"it has {large.pairs} pairs of a port and an endpoint or address, more than maxServicePairs, {large.limit}"
-            kept[name] = Quarantined.from_port(family, name, reason, since)
-        self._oversized = kept
+            still[name] = Quarantined.from_port(self._family, name, reason, since)
+        self._oversized = still
 
-    def retry(self, ports: Iterable[ResolvedPort], options: RuleOptions) -> BisectResult:
-        """Try quarantined ports again; release those whose rules iptables accepts now.
+    def _take_back(self) -> tuple[PortGroup, PortGroup]:
+        assert self._trying, "nothing was taken"
+        trying, self._trying = self._trying, None
+        return trying
 
-        The returned value names the undecided ones. Raises KernelError.
-        """
-        rules = {port.port.name: _rules(port, options) for port in ports}
-        if not rules:
-            return BisectResult(frozenset(), {})
-        bisection = self._bisection(options)
-        split = self._split(bisection, rules, RETRY_SECONDS)
-        bisection.clear()
-        self._keep_undecided(lambda name: name not in split.rejected)
-        for name in split.rejected:
-            self._known.drop_chains(name)  # those that tries wrote
-        self._rejected = {
-            name: msgspec.structs.replace(port, reason=split.rejected[name], tried=True)
-            if name in split.rejected
-            else port
-            for name, port in self._rejected.items()
-            if name not in split.accepted
-        }
-        return split
+    def _rejected_alone(self, name: PortName, reason: str, rejections: int) -> tuple[PortName, ...]:
+        """Quarantine a port if it was rejected often enough, with its kind if all samples are, or try it again."""
+        kind, is_kind = self._kinds.get(name), self._rejects_kind(name)
+        is_decided = self._decides(name, rejections)
+        self._alone.setdefault(kind, set()).add(name)
+        if not is_decided:
+            self._add([name], rejections)
+            return ()
+        alike = self._samples.pop(kind).all & self.held() if is_kind else ()
+        names = tuple(dict.fromkeys((name, *alike)))
+        self._reject(names, reason)
+        return names
 
-    def isolate(
-        self,
-        failure: KernelError,
-        resolved: Iterable[ResolvedPort],
-        options: RuleOptions,
-    ) -> bool:
-        """Quarantine the ports that made a restore of these service ports fail. Return whether there were any.
+    def _reject(self, names: Collection[PortName], reason: str) -> None:
+        now = time.time()
+        self._remove(names)
+        for name in names:
+            since = self._rejected[name].since if name in self._rejected else now
+            self._rejected[name] = Quarantined.from_port(self._family, name, reason, since)
 
-        If time runs out, quarantine those that may have been the reason too: `retry` continues the search. Ports of which
-        the tables hold all own chains already are tried apart from the others.
+    def _add(self, names: Collection[PortName], rejections: int, are_samples: bool = False) -> None:
+        if names:
+            self._groups.append(PortGroup(tuple(names), rejections, are_samples))
 
-        Do not blame services for a fault of the node: if iptables rejects even an ordinary service, or hangs with it, or
-        accepts no service at all in time, quarantine none. Raises KernelError.
-        """
-        if not isinstance(failure, Rejected | TimedOut):
-            return False
-        found = [port for port in resolved if port.port.name not in self._rejected]
-        # The largest first: they are the likely reason for a timeout.
-        found.sort(key=lambda port: (-len(port.selection.verdicts), port.port.name))
-        ports = {port.port.name: port for port in found}
-        rules = {name: _rules(port, options) for name, port in ports.items()}
-        if isinstance(failure, Rejected) and not may_blame_service(failure, rules):
-            return False
-        bisection = self._bisection(options)
-        if not bisection.accepts_plain_service():
-            return False
-        unchanged = frozenset(
-            name for name, of_port in rules.items() if is_written(self._known, DesiredPort(name, of_port, 0))
+    def _remove(self, names: Collection[PortName]) -> None:
+        gone = frozenset(names)
+        left = (
+            group._replace(names=tuple(name for name in group.names if name not in gone))
+            for group in self._groups
         )
-        deadline = time.monotonic() + SEARCH_SECONDS
-        sampled = BisectResult(frozenset(), {})
-        if isinstance(failure, Rejected) and not any(rules.keys() & group.names for group in self._undecided):
-            sampled = _try_samples(bisection, ports, rules)
-            self._undecided += sampled.undecided
-        decided = sampled.accepted | sampled.rejected.keys()
-        others = {name: of_port for name, of_port in rules.items() if name not in decided}
-        split = self._split(bisection, others, deadline - time.monotonic(), unchanged)
-        undecided = {name: _UNDECIDED for group in split.undecided for name in group.names}
-        rejected = {**sampled.rejected, **split.rejected}
-        reasons = {**rejected, **undecided}
-        if not reasons or (undecided and not (sampled.accepted or split.accepted)):
-            return False
-        rejects_clients: Collection[PortName] = reasons
-        rejectable = {name: reject_rules(ports[name].port, options) for name in reasons}
-        # The node may have failed during the search, so try the ordinary service again.
-        if not bisection.accepts_plain_service(rejectable):
-            if not bisection.accepts_plain_service():
-                return False
-            rejects_clients = bisection.split(rejectable, RETRY_SECONDS).checked().accepted
-        self._keep_undecided(lambda name: name not in rejected)
-        family, now = self._tables.family, time.time()
-        self._rejected = {
-            **self._rejected,
-            **{
-                name: Quarantined.from_port(
-                    family, name, reason, now, name in rejects_clients, name not in undecided
-                )
-                for name, reason in reasons.items()
-            },
-        }
-        return True
-
-    def served(self, ports: Container[PortName]) -> None:
-        """Forget what a search found about these ports if they are served now."""
-        self._keep_undecided(lambda name: name in self._rejected or name not in ports)
-
-    def _keep_undecided(self, keeps: Callable[[PortName], bool]) -> None:
-        self._undecided = tuple(
-            PortGroup(left, group.rejections)
-            for group in self._undecided
-            if (left := tuple(filter(keeps, group.names)))
-        )
-
-    def _bisection(self, options: RuleOptions) -> Bisection:
-        return Bisection(self._tables, self._known, options, self._limit, self.progress)
-
-    def _split(
-        self,
-        bisection: Bisection,
-        rules: Mapping[PortName, PortRules],
-        seconds: float,
-        unchanged: Collection[PortName] = (),
-    ) -> BisectResult:
-        """Split these ports, and keep the groups for the next time, also those of rejected ports. Raises KernelError."""
-        earlier = [
-            PortGroup(tuple(name for name in group.names if name in rules), group.rejections)
-            for group in self._undecided
-        ]
-        others = [group for group in self._undecided if rules.keys().isdisjoint(group.names)]
-        grouped = {name for group in earlier for name in group.names}
-        apart = bisection.batches(
-            {name: of_port for name, of_port in rules.items() if name in unchanged and name not in grouped}
-        )
-        split = bisection.split(rules, seconds, [*(group for group in earlier if group.names), *apart])
-        confirm = (PortGroup((name,), TRIES - 1) for name in split.rejected)
-        self._undecided = (*others, *split.undecided, *confirm)
-        return split.checked()
-
-
-def _rules(port: ResolvedPort, options: RuleOptions) -> PortRules:
-    return port_rules(port.port, port.selection, options)
-
-
-def _try_samples(
-    bisection: Bisection, ports: Mapping[PortName, ResolvedPort], rules: Mapping[PortName, PortRules]
-) -> BisectResult:
-    """Split samples of each kind. If all samples of a kind are rejected, the whole kind is. Raises KernelError.
-
-    A missing kernel feature affects a whole kind, and there are few kinds. Trying samples takes a moment; finding
-    hundreds of ports among thousands takes minutes on legacy.
-    """
-    kinds: dict[Hashable, list[PortName]] = {}
-    for name, port in ports.items():
-        kinds.setdefault(_kind(port), []).append(name)
-    samples = [(names, names[:: max(1, len(names) // _SAMPLES)]) for names in kinds.values()]
-    tried = {name: rules[name] for _, some in samples for name in some}
-    split = bisection.split(tried, SEARCH_SECONDS / 2, tries=1).checked()
-    rejected = {
-        name: split.rejected.get(name, split.rejected[some[0]])
-        for names, some in samples
-        if len(some) >= _SAMPLES and all(name in split.rejected for name in some)
-        for name in names
-    }
-    # One rejection of a single port may be a coincidence.
-    left = (*split.undecided, *(PortGroup((name,), 1) for name in split.rejected if name not in rejected))
-    return BisectResult(split.accepted, rejected, left)
+        self._groups = [group for group in left if group.names]
 
 
 def _kind(resolved: ResolvedPort) -> Hashable:
@@ -262,65 +300,66 @@ def _kind(resolved: ResolvedPort) -> Hashable:
 
 # After n failed retries, a changed port waits 2**n seconds since the last one, up to this many.
 _LONGEST_BACKOFF = 300.0
-# The part of the time that retries may take: all other Services wait for them. Ports that no search has decided about may
-# be innocent.
-_SHARE, _SEARCH_SHARE = 0.1, 0.5
+# The part of the time that retries of rejected ports may take: all other Services wait for them.
+_SHARE = 0.1
 
 
 class RetrySchedule:
-    """Schedule the retries of one family. It reads no clock: the caller passes the time in, in seconds.
+    """Schedule the tries of one family. It reads no clock: the caller passes the time in, in seconds.
 
-    A port is due when its Service changes, not before its backoff ends, and every hour; at once if no search has decided
-    about it yet.
+    A rejected port is due when its Service changes, not before its backoff ends, and every hour. Suspect ports are due at
+    once: they may be innocent, and one try follows the other.
     """
 
     def __init__(self) -> None:
         self._ports: dict[PortName, _TriedPort] = {}
         self._shares = {
             searching: TimeShare(share, _LONGEST_BACKOFF)
-            for searching, share in ((False, _SHARE), (True, _SEARCH_SHARE))
+            for searching, share in ((False, _SHARE), (True, 1.0))
         }
-        self._searching = False
+        self._has_tries = self._searching = False
 
     def follow(
         self,
-        quarantined: Collection[PortName],
-        untried: Collection[PortName],
+        rejected: Collection[PortName],
         changed: Collection[Key],
         now: float,
+        *,
+        has_tries: bool = False,
+        searching: bool = False,
     ) -> None:
-        """Schedule exactly these ports, the `untried` ones among them at once.
+        """Schedule exactly these ports. `changed` are the Services that have changed since the last call.
 
-        `changed` are the Services that have changed since the last call.
+        `has_tries`: some of them are being tried already; `searching`: suspect ports are.
         """
-        self._searching = bool(untried)
-        self._ports = {
-            name: self._ports.get(name) or _TriedPort(now, now + MAX_PERIOD) for name in quarantined
-        }
-        for name in untried:
-            self._ports[name].due = min(now, self._ports[name].due)
+        self._has_tries, self._searching = has_tries or searching, searching
+        self._ports = {name: self._ports.get(name) or _TriedPort(now, now + MAX_PERIOD) for name in rejected}
         for name, port in self._ports.items():
             if name.service_key in changed:
                 port.due = min(port.due, max(now, port.tried + port.backoff()))
 
     def due(self) -> float:
-        """Return when the next retries are due; infinity if nothing is quarantined."""
-        return max(
-            min((port.due for port in self._ports.values()), default=math.inf),
-            self._shares[self._searching].due(),
+        """Return when the next try is due; infinity if there is nothing to try."""
+        first = (
+            -math.inf
+            if self._has_tries
+            else min((port.due for port in self._ports.values()), default=math.inf)
         )
+        return max(first, self._shares[self._searching].due())
 
     def take(self, now: float) -> tuple[PortName, ...]:
-        """Return the ports to try now, the one that has waited longest first."""
-        due = {name: port.due for name, port in self._ports.items() if port.due <= now}
+        """Return the rejected ports to try now, the one that has waited longest first; none while others are tried."""
+        due = {
+            name: port.due for name, port in self._ports.items() if port.due <= now and not self._has_tries
+        }
         return tuple(sorted(due, key=lambda name: (due[name], name)))
 
-    def tried(self, names: Collection[PortName], begun: float, now: float, succeeded: bool = True) -> None:
-        """Record that these ports were tried since `begun`. The others that `take` returned stay due."""
+    def tried(self, decided: Collection[PortName], begun: float, now: float, succeeded: bool = True) -> None:
+        """Record a try since `begun`, after which these ports are still rejected."""
         self._shares[self._searching].worked(begun, now, succeeded)
-        for name in names:
-            port = self._ports[name]
-            port.tried, port.due, port.failures = now, now + MAX_PERIOD, port.failures + 1
+        for name in decided:
+            if port := self._ports.get(name):
+                port.tried, port.due, port.failures = now, now + MAX_PERIOD, port.failures + 1
 
 
 class _TriedPort(msgspec.Struct):
@@ -346,7 +385,8 @@ class Fallback:
         # Why the tree is rejected, "" if it is not; and the configured options of the last attempt.
         self.reason = ""
         self._options: RuleOptions | None = None
-        self._unexplained = False
+        # How many rejections of this sync may have the tree as their reason: see `may_be_tree`.
+        self._rejections = 0
 
     def retry(self) -> None:
         """Try the tree again."""
@@ -355,7 +395,7 @@ class Fallback:
     @contextmanager
     def attempts(self) -> Iterator[None]:
         """Enclose the attempts of a sync. If all fail, a flat chain did not help: keep the choice from before."""
-        before, self._unexplained = (self.reason, self._options), False
+        before, self._rejections = (self.reason, self._options), 0
         try:
             yield
         except BaseException:
@@ -375,18 +415,22 @@ class Fallback:
         """Reject the tree if iptables found too many jumps or a loop. Return whether to make another attempt."""
         return any(words in str(error).lower() for words in _TOO_DEEP) and self._reject(error, has_tree)
 
-    def no_culprit(self, error: KernelError, has_tree: bool) -> bool:
-        """Reject the tree because no service is to blame. Return whether to make another attempt.
+    def may_be_tree(self, error: KernelError, has_tree: bool) -> bool:
+        """Suspect the tree of a rejection that names no service port. Return whether to make another attempt.
 
-        A concurrent writer causes single rejections, so try the tree once more. If a chain cannot be deleted, another proxy
-        refers to it, and the tree is not the cause.
+        A concurrent writer causes single rejections, so that attempt writes the tree again, the next one a flat chain. If
+        even that is rejected, the tree was not the reason.
         """
-        if isinstance(error, Rejected) and error.line.startswith("-X "):
+        if not isinstance(error, Rejected):
             return False
-        if isinstance(error, Rejected) and not self._unexplained:
-            self._unexplained = True
+        self._rejections += 1
+        if self._rejections == 1:
             return has_tree
-        return self._reject(error, has_tree)
+        if self._rejections == 2:
+            return self._reject(error, has_tree)
+        if self._rejections == 3:
+            self.reason = ""
+        return False
 
     def _reject(self, error: KernelError, has_tree: bool) -> bool:
         if not isinstance(error, Rejected) or error.is_shortage or not has_tree:

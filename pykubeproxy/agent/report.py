@@ -24,6 +24,7 @@ class SyncReport(msgspec.Struct, frozen=True):
     - `wrote`: whether anything was written or deleted
     - `installed`: the UDP frontends that a full sync found in the tables
     - `quarantined`: all quarantined service ports of the family
+    - `held`: how many suspect ports keep the rules that they have, until tries have decided
     - `rejected_tree`: why iptables rejects the dispatch tree, so that a flat chain takes its place; "" if it does not
     - `drift`: the drift that it repaired, by table
     - `table_counts`: for `TableWatch.synced`
@@ -44,6 +45,7 @@ class SyncReport(msgspec.Struct, frozen=True):
     deferred: frozenset[Key] = frozenset()
     installed: frozenset[tuple[str, int]] = frozenset()
     quarantined: tuple[Quarantined, ...] = ()
+    held: int = 0
     rejected_tree: str = ""
     drift: tuple[TableDrift, ...] = ()
     table_counts: TableCounts = TableCounts()

@@ -8,10 +8,17 @@ from typing import NamedTuple
 import msgspec
 
 from pykubeproxy.agent import coverage
-from pykubeproxy.agent.bisect import BisectResult, owner_of_line
 from pykubeproxy.agent.coverage import Exposures, Resolution, resolve_service
 from pykubeproxy.agent.drift import DriftScope, TableReader
 from pykubeproxy.agent.quarantine import Fallback, Quarantine
+from pykubeproxy.agent.rejections import (
+    TRY_SECONDS,
+    accepts_ordinary_service,
+    changed_ports,
+    may_blame_ports,
+    owner_of_line,
+    reason,
+)
 from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.agent.work import Changes, Losses, SyncStep, Waiting, Work
 from pykubeproxy.agent.write import SyncFailed, Written, write_chunks
@@ -22,17 +29,18 @@ from pykubeproxy.rules import drift as rule_drift
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import RuleContext, api_servers_of
 from pykubeproxy.rules.drift import Drift
-from pykubeproxy.rules.known import KnownTables
+from pykubeproxy.rules.known import MISSING_CHAIN, KnownTables, nat
+from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ownership import FOREIGN_CHAINS, ensured_lines, release_input, udp_frontends
 from pykubeproxy.rules.plan import Chunk, Plan, PlanLimits
-from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.rules.ruleset import ChainKey, Entries, Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ApiServers, PortName
 from pykubeproxy.services.selection import ResolvedPort
 
-# The attempts of one sync: each further one omits what iptables rejected: kinds of services, single services, or a
-# dispatch tree.
-_ATTEMPTS = 4
+# The attempts of one sync: each further one omits what iptables rejected: service ports, or a dispatch tree. On nft, each
+# finds one port; after ten of a kind, all of the kind are held back.
+_ATTEMPTS = 20
 
 
 class _Chosen(NamedTuple):
@@ -45,6 +53,23 @@ class _Chosen(NamedTuple):
     portions: dict[Key, dict[PortName, Container[str] | None]]
 
 
+class Tried(NamedTuple):
+    """The report of a try whose ports are served now, or the ports that it found to be rejected."""
+
+    report: SyncReport | None = None
+    rejected: tuple[PortName, ...] = ()
+
+
+class _Attempt(NamedTuple):
+    """A plan for one write, and what it is made of; `live` is what was read before if it is all tables."""
+
+    resolution: Resolution
+    plan: Plan
+    live: Ruleset | None
+    written: Written
+    stopwatch: "_Stopwatch"
+
+
 class FamilyTables:
     """Keep the tables of one family in line with the cluster, writing only chains that differ.
 
@@ -55,18 +80,25 @@ class FamilyTables:
         self.family = tables.family
         self.work = Work()
         self._known = KnownTables()
-        self.quarantine = Quarantine(tables, self._known, chains_per_block)
+        self.quarantine = Quarantine(self.family)
         self._tables = tables
         self._chains_per_block = chains_per_block
         self._progress: Callable[[], None] = lambda: None
         self._reader = TableReader(tables)
         self._fallback = Fallback()
-        self._context: RuleContext | None = None  # as of the last sync
+        # As of the last sync, and as it was given to the last one.
+        self._context: RuleContext | None = None
+        self._given: RuleContext | None = None
+        # Of failed writes: the entries that ports had before, and the ports that are gone.
+        self._replaced: dict[PortName, Entries] = {}
+        self._gone: dict[PortName, None] = {}
+        # The ports of a try with an unknown end.
+        self._unsure: frozenset[PortName] = frozenset()
         self._exposures = Exposures(self.family)
 
     def on_progress(self, progress: Callable[[], None]) -> None:
         """Call this function after each step of a sync, such as each chunk that was written."""
-        self._progress = self.quarantine.progress = progress
+        self._progress = progress
 
     @property
     def _factor(self) -> int:
@@ -135,25 +167,8 @@ class FamilyTables:
         self._tables.restore(found)
         return bool(found)
 
-    def retry_quarantined(self, cluster: Cluster, ports: Collection[PortName]) -> BisectResult:
-        """Retry quarantined service ports; those that iptables accepts get their rules with the next sync.
-
-        Raises KernelError.
-        """
-        if self._context is None:
-            return BisectResult(frozenset(), {})
-        services = dict.fromkeys(name.service_key for name in ports)
-        resolved = {port.port.name: port for key in services for port in self.resolve(cluster, key)}
-        found = [resolved[name] for name in ports if name in resolved]
-        try:
-            split = self.quarantine.retry(found, self._context.options)
-        finally:
-            self._note_known()
-        self.work.dirty |= {name.service_key for name in split.accepted}
-        return split
-
     def sync(self, cluster: Cluster, step: SyncStep, context: RuleContext) -> SyncReport:
-        """Make the tables follow the cluster as far as a step covers it.
+        """Make the tables follow the cluster as far as a step covers it, except what iptables rejects.
 
         Raises KernelError and SyncFailed; the Services of the step are pending then.
         """
@@ -165,18 +180,69 @@ class FamilyTables:
             reduced = self._take_turn(self.work.losing, cluster, context)
         else:
             turn = self._take_turn(self.work.deferred, cluster, context)
+        self._given = context
         try:
             with self._fallback.attempts():
-                for _ in range(_ATTEMPTS):
-                    if report := self._attempt(cluster, context, turn, reduced):
-                        self.work.done(bool(turn or reduced))
-                        return report
-                raise SyncFailed(KernelError("iptables rejects the rules of more services on every attempt"))
+                report = self._sync(cluster, context, turn, reduced)
         except BaseException:
             self.work.failed(bool(turn or reduced))
             raise
         finally:
             self._note_known()
+        self.work.done(bool(turn or reduced))
+        return report
+
+    def _sync(
+        self, cluster: Cluster, given: RuleContext, turn: frozenset[PortName], reduced: frozenset[PortName]
+    ) -> SyncReport:
+        """Sync with the waiting ports whose `turn` it is, and those to reduce. Raises KernelError and SyncFailed."""
+        for _ in range(_ATTEMPTS):
+            stopwatch = _Stopwatch(self._progress)
+            context = self._fallback.context(given)
+            self._follow_context(context, cluster)
+            live = self._read_tables(context)
+            stopwatch.lap("read")
+            chosen = self._choose(cluster, context, turn, reduced)
+            attempt = self._prepare(cluster, context, chosen, live, stopwatch, is_turn=len(turn) == 1)
+            try:
+                self._write(attempt)
+            except SyncFailed as failed:
+                if not self._leave_out(failed, attempt, cluster):
+                    raise
+            else:
+                return self._settle(attempt, cluster)
+        raise SyncFailed(KernelError("iptables rejects the rules of more services on every attempt"))
+
+    def try_next(self, cluster: Cluster) -> Tried:
+        """Write the rules of some suspect or quarantined service ports.
+
+        Those that iptables has rejected often enough are quarantined; the next sync replaces their rules. Call it after a
+        sync. Raises KernelError and SyncFailed.
+        """
+        try:
+            return self._try(cluster, frozenset(self.quarantine.take()))
+        finally:
+            self.quarantine.put_off()
+            self._note_known()
+
+    def _try(self, cluster: Cluster, tried: frozenset[PortName]) -> Tried:
+        if not tried or not self._given or not self._context:
+            return Tried()
+        stopwatch, context = _Stopwatch(self._progress), self._fallback.context(self._given)
+        live = self._read_tables(context)
+        stopwatch.lap("read")
+        portions: dict[Key, dict[PortName, Container[str] | None]] = {}
+        for name in tried:
+            portions.setdefault(name.service_key, {})[name] = None
+        attempt = self._prepare(cluster, context, _Chosen({}, portions), live, stopwatch, tried)
+        try:
+            self._write(attempt, TRY_SECONDS)
+        except SyncFailed as failed:
+            if not isinstance(failed.error, Rejected):
+                self._unsure = tried
+            return Tried(rejected=self._judge(failed, attempt.plan, tried, cluster))
+        self.quarantine.accepted()
+        return Tried(self._settle(attempt, cluster))
 
     def _note_known(self) -> None:
         self.work.unused_chains = self._known.can_delete()
@@ -189,47 +255,177 @@ class FamilyTables:
         self.work.rotate(queue, turn)
         return turn
 
-    def _attempt(
+    def _prepare(
         self,
         cluster: Cluster,
         context: RuleContext,
-        turn: frozenset[PortName],
-        reduced: frozenset[PortName],
-    ) -> SyncReport | None:
-        """Sync once, with the waiting ports whose `turn` it is, and those to reduce.
-
-        Return None if iptables rejected rules that the next attempt omits.
-        """
-        stopwatch = _Stopwatch(self._progress)
-        context = self._fallback.context(context)
-        self._follow_context(context, cluster)
-        live = self._read_tables(context)
-        stopwatch.lap("read")
-        chosen = self._choose(cluster, context, turn, reduced)
+        chosen: _Chosen,
+        live: Ruleset | None,
+        stopwatch: "_Stopwatch",
+        tried: frozenset[PortName] = frozenset(),
+        is_turn: bool = False,
+    ) -> _Attempt:
         keys = (*chosen.whole, *chosen.portions)
         large = coverage.is_large_cluster(self._known, cluster, keys, self.family)
         options = msgspec.structs.replace(context.options, large_cluster=large)
         context = msgspec.structs.replace(context, options=options)
-        resolution = Resolution(cluster, chosen.whole, chosen.portions, self._known, context)
-        plan = self._plan(resolution, portion=len(turn) == 1)
+        resolution = Resolution(cluster, chosen.whole, chosen.portions, self._known, context, tried)
+        plan = self._plan(resolution, is_turn)
         written = Written(self.work.drift, self._known.ensured)
         stopwatch.lap("choose")
+        return _Attempt(resolution, plan, live, written, stopwatch)
+
+    def _write(self, attempt: _Attempt, seconds: float | None = None) -> None:
+        """Write a plan. Raises SyncFailed."""
+
+        def note(chunk: Chunk) -> None:
+            attempt.written.add(chunk)
+            self._progress()
+
+        resolution, stopwatch = attempt.resolution, attempt.stopwatch
         try:
-            waited = self._write(plan, written, resolution)
+            waited = write_chunks(self._tables, attempt.plan, self._known, note, seconds)
+        except SyncFailed:
+            self._replaced = {**attempt.plan.replaced, **self._replaced}
+            self._gone |= dict.fromkeys(attempt.plan.gone)
+            for port in resolution.doubtful:
+                self._put_back(port.port.name)
+            raise
         finally:
-            self.quarantine.resolved(resolution.services, resolution.oversized, resolution.kept)
-        if waited is None:
-            return None
+            exist = resolution.kept | resolution.held
+            self.quarantine.resolved(resolution.services, resolution.oversized, exist)
+            self.quarantine.hold_doubtful(resolution.doubtful)
         stopwatch.lap("render")
         stopwatch.move("render", "restore", waited)
-        self._context = context
+
+    def _settle(self, attempt: _Attempt, cluster: Cluster) -> SyncReport:
+        """Record that a plan is in force."""
+        resolution, plan = attempt.resolution, attempt.plan
+        self._context = resolution.context
         self._known.settle()
+        self._replaced = {}
+        self.quarantine.served(resolution.ports())
         self._exposures.record(cluster, resolution, self._known)
-        self._exposures.forget((*plan.gone, *plan.unfinished))
-        self.quarantine.served(frozenset(port.port.name for port in resolution.ports()) - plan.unfinished)
+        gone, self._gone = {**self._gone, **dict.fromkeys(plan.gone)}, {}
+        self._exposures.forget((*gone, *plan.unfinished))
         left = resolution.kept | plan.unfinished
         self.work.settle(resolution.services.keys(), deferred=left | resolution.reduced, losing=left)
-        return self._report(resolution, plan, live, written, stopwatch.laps)
+        return self._report(attempt, tuple(name for name in gone if not self._known.port(name)))
+
+    # Rejected writes.
+
+    def _leave_out(self, failed: SyncFailed, attempt: _Attempt, cluster: Cluster) -> bool:
+        """Find what iptables may have rejected. Return whether the next attempt leaves something out. Raises SyncFailed."""
+        error, has_tree = failed.error, attempt.plan.has_tree()
+        if self._fallback.too_deep(error, has_tree):
+            return True
+        if not may_blame_ports(error):
+            return False
+        if isinstance(error, Rejected) and error.line.startswith("-X "):
+            # Another proxy refers to the chain.
+            self._known.unread = frozenset(TABLES)
+            return True
+        try:
+            owner = _owner(failed, attempt.plan)
+            if owner is None and self._fallback.may_be_tree(error, has_tree):
+                self._known.unread = frozenset(TABLES)
+                return True
+            options = attempt.resolution.context.options
+            if owner and self._is_outdated(owner, options):
+                return True
+            names = [owner] if owner else changed_ports(failed.facts, attempt.plan, self._tables)
+            # Only the tables tell what is in force after a failure, or before the first sync.
+            is_unknown = self._context is None or self.work.behind or not isinstance(error, Rejected)
+            if self._hold_back(names, reason(error), cluster, attempt.resolution.context, is_unknown):
+                return True
+        except KernelError as another:
+            raise SyncFailed(another) from failed
+        if isinstance(error, Rejected):
+            # No service is to blame: another program may have changed what the plan builds on.
+            self._known.unread = frozenset(TABLES)
+        return False
+
+    def _hold_back(
+        self,
+        names: Collection[PortName],
+        why: str,
+        cluster: Cluster,
+        context: RuleContext,
+        is_unknown: bool = False,
+    ) -> bool:
+        """Hold suspect service ports back. Return whether there are any. Raises KernelError.
+
+        Do not blame services for a fault of the node: if iptables rejects even an ordinary service, suspect none.
+        `is_unknown`: what the tables hold for them must be read.
+        """
+        services = dict.fromkeys(name.service_key for name in names)
+        ports = {port.port.name: port for key in services for port in resolve_service(cluster, key, context)}
+        suspects = [ports[name] for name in names if name in ports]
+        if not suspects or not accepts_ordinary_service(self._tables, self._known, context.options):
+            return False
+        held, rejecting = self.quarantine.held(), self.quarantine.rejecting()
+        quarantined = self.quarantine.suspect(suspects, why)
+        for name in (port.port.name for port in suspects):
+            self._put_back(name)
+        if is_unknown:
+            new = self.quarantine.held() - held
+            self._known.claim(new, self._tables.save(("nat", "filter")))
+        self._note_quarantined(quarantined, rejecting)
+        return True
+
+    def _judge(
+        self, failed: SyncFailed, plan: Plan, tried: frozenset[PortName], cluster: Cluster
+    ) -> tuple[PortName, ...]:
+        """Record a rejected try. Return the ports about which it decides. Raises KernelError and SyncFailed."""
+        error = failed.error
+        if not may_blame_ports(error):
+            raise failed
+        assert self._context
+        if isinstance(error, Rejected) and error.line.startswith("-X "):
+            self._known.unread = frozenset(TABLES)
+            return ()
+        owner = _owner(failed, plan)
+        if owner and self._is_outdated(owner, self._context.options):
+            return ()
+        if owner and owner not in tried:
+            self._hold_back([owner], reason(error), cluster, self._context)
+            return ()
+        for name in tried:
+            self._put_back(name)
+        if self.quarantine.is_last_try() and not accepts_ordinary_service(
+            self._tables, self._known, self._context.options
+        ):
+            raise failed
+        rejecting = self.quarantine.rejecting()
+        rejected = self.quarantine.rejected_again([owner] if owner else tried, reason(error))
+        self._note_quarantined(rejected, rejecting)
+        return rejected
+
+    def _note_quarantined(self, ports: Collection[PortName], before: Collection[PortName]) -> None:
+        """Have the next sync replace the rules of these ports, except of those that rejected clients before."""
+        for name in ports:
+            self._known.drop_chains(name)  # those that tries wrote
+        self.work.dirty |= {name.service_key for name in ports if name not in before}
+
+    def _put_back(self, name: PortName) -> None:
+        if name in self._replaced:
+            self._known.put_back(name, self._replaced[name])
+
+    def _is_outdated(self, name: PortName, options: RuleOptions) -> bool:
+        """Return whether the tables lack chains that rules of a port build on: another program has deleted them.
+
+        The next sync reads the tables then. Raises KernelError.
+        """
+        port = self._known.port(name)
+        own = frozenset(map(nat, port.existing_chains())) if port else frozenset[ChainKey]()
+        others = (*skeleton.fixed_chains(options), *skeleton.SHARED)
+        keys = own | {key for key in others if self._known.chain(key) != MISSING_CHAIN}
+        if not keys or len(self._tables.chains(keys).chains) == len(keys):
+            return False
+        self._known.unread = frozenset(TABLES)
+        return True
+
+    # What a sync covers.
 
     def _follow_context(self, context: RuleContext, cluster: Cluster) -> None:
         """Have this sync go through the Services whose rules may differ in this context."""
@@ -258,6 +454,9 @@ class FamilyTables:
         changed = known.observe(reading.live, reading.tables, reading.chains)
         known.unread = frozenset()  # some may be hidden
         self.work.dirty |= changed
+        if self._unsure:
+            known.claim(self._unsure & self.quarantine.held(), self._tables.save(("nat", "filter")))
+            self._unsure = frozenset()
         if is_all:  # others have changed them
             self.work.drifted |= changed - written
         read = {key for key in FOREIGN_CHAINS if key.table in reading.tables or key in reading.chains}
@@ -270,7 +469,7 @@ class FamilyTables:
         self, cluster: Cluster, context: RuleContext, turn: frozenset[PortName], reduced: frozenset[PortName]
     ) -> _Chosen:
         """Choose the Services of this sync, and put what waits into the queues."""
-        quarantined = (port.port_name for port in self.quarantine.all())
+        quarantined = {*(port.port_name for port in self.quarantine.all()), *self.quarantine.held()}
         whole, waiting = coverage.decide(
             self.work,
             cluster,
@@ -332,45 +531,8 @@ class FamilyTables:
             skeleton.SHARED if self.work.visit_all else (),
         )
 
-    def _write(self, plan: Plan, written: Written, resolution: Resolution) -> float | None:
-        """Write a plan. Return the seconds of iptables-restore; None if it rejects rules that the next attempt omits.
-
-        Raises SyncFailed.
-        """
-
-        def note(chunk: Chunk) -> None:
-            written.add(chunk)
-            self._progress()
-
-        try:
-            return write_chunks(self._tables, plan, self._known, note)
-        except KernelError as error:
-            options = resolution.context.options
-            if self._fallback.too_deep(error, plan.has_tree()):
-                return None
-            ports = resolution.ports()
-            rules = {port.port.name: self.quarantine.rules_or_replacement(port, options) for port in ports}
-            service = owner_of_line(error.line, rules) if isinstance(error, Rejected) else ""
-            try:
-                if self.quarantine.isolate(error, ports, options):
-                    return None
-            except KernelError as another:
-                raise SyncFailed(another) from error
-            if isinstance(error, Rejected) and not error.is_shortage:
-                # No service is to blame: another program may have changed what the plan builds on.
-                self._known.unread = frozenset(TABLES)
-            if self._fallback.no_culprit(error, plan.has_tree()):
-                return None
-            raise SyncFailed(error, service) from error
-
-    def _report(
-        self,
-        resolution: Resolution,
-        plan: Plan,
-        live: Ruleset | None,
-        written: Written,
-        seconds: dict[str, float],
-    ) -> SyncReport:
+    def _report(self, attempt: _Attempt, gone: tuple[PortName, ...]) -> SyncReport:
+        resolution, live, written = attempt.resolution, attempt.live, attempt.written
         drift = self.work.drift
         if live is not None:
             others = rule_drift.other_entries(live, TABLES)
@@ -388,13 +550,14 @@ class FamilyTables:
             chains_deleted=written.deleted,
             rules_written=written.rules,
             rules=rules,
-            seconds=seconds,
+            seconds=attempt.stopwatch.laps,
             resolved=resolution.ports(),
-            gone=tuple(plan.gone),
+            gone=gone,
             wrote=written.anything,
             deferred=frozenset(self.work.deferred),
             installed=udp_frontends(live) if live is not None else frozenset(),
             quarantined=self.quarantine.all(),
+            held=len(self.quarantine.held()),
             rejected_tree=self._fallback.reason,
             drift=written.drift(),
             table_counts=TableCounts(
@@ -403,6 +566,11 @@ class FamilyTables:
                 added=rule_drift.added_entries(written.ensured),
             ),
         )
+
+
+def _owner(failed: SyncFailed, plan: Plan) -> PortName | None:
+    error = failed.error
+    return owner_of_line(error.line, failed.facts, plan) if isinstance(error, Rejected) else None
 
 
 class _Stopwatch:

@@ -65,6 +65,7 @@ class Work:
     - `listed`: a list has arrived: small Services do not wait
     - `deferred`: the service ports that wait for their turn
     - `losing`: those of them whose rules a step `Losses` must reduce
+    - `behind`: the last sync failed, so the tables may hold new rules of dirty Services
     - `alone`: a turn takes one port, so that a port that fails delays no others
     - `unused_chains`: the tables hold chains that no rule of ours uses; a turn deletes some
     """
@@ -82,6 +83,7 @@ class Work:
         self.drifted: set[Key] = set()
         self.deferred: Waiting = {}
         self.losing: Waiting = {}
+        self.behind = False
         self.alone = False
         self.unused_chains = False
         self.checks = DriftSchedule(math.inf, 0.0)
@@ -115,7 +117,11 @@ class Work:
         if self.has_losses:
             return -math.inf
         check = min(self.checks.due(), self.checks.next_missing_check(), self.checks.calm_at)
-        return min(check, max(work_from, min(self._turn_due(), self.retries.due())))
+        return min(check, max(work_from, min(self._turn_due(), self.tries_due())))
+
+    def tries_due(self) -> float:
+        """Return when the next try is due: none while a sync must find out what the tables hold, and write the rest."""
+        return math.inf if self.behind or self.uncertain or self.visit_all else self.retries.due()
 
     def _turn_due(self) -> float:
         return self._turn_share.due() if self.turns else math.inf
@@ -135,7 +141,7 @@ class Work:
         if kind is Turn:
             return Turn() if fits and now >= self._turn_due() else None
         if kind is Retry:
-            return Retry(self.retries.take(now)) if fits and now >= self.retries.due() else None
+            return Retry(self.retries.take(now)) if fits and now >= self.tries_due() else None
         if now >= self.checks.due():
             return DriftCheck(self.checks.take(now))
         if now >= self.checks.next_missing_check() and (scope := self.checks.suspected):
@@ -200,13 +206,14 @@ class Work:
     def done(self, turn: bool) -> None:
         """Record a sync that succeeded; `turn`: it was the turn of some ports."""
         self.alone = self.alone and not turn
-        self.drift, self.listed, self.visit_all = None, False, False
+        self.drift, self.listed, self.visit_all, self.behind = None, False, False, False
         self.dirty.clear()
         self.drifted.clear()
 
     def failed(self, turn: bool) -> None:
         """Record a sync that failed; `turn`: it was the turn of some ports. From now on, drifted Services wait, too."""
         self.alone = self.alone or turn
+        self.behind = True
         self.drifted.clear()
 
     def turn_ended(self, begun: float, now: float, succeeded: bool) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pykubeproxy.kernel import KernelError, Rejected, Tables
 from pykubeproxy.rules.drift import Drift, DriftCounter, TableDrift
@@ -11,15 +11,16 @@ from pykubeproxy.rules.plan import Chunk
 
 
 class SyncFailed(Exception):
-    """iptables-restore failed.
+    """iptables-restore failed, or must not be run yet.
 
-    `service` is the service port whose rule it rejected, as `namespace/name:port`; "" if that is not known.
+    `facts` would hold if the block with the rejected line were in force; if that is not known, they are those of all
+    blocks.
     """
 
-    def __init__(self, error: KernelError, service: str = "") -> None:
-        super().__init__(f"{error} (a rule of service {service})" if service else str(error))
+    def __init__(self, error: KernelError, facts: Collection[Fact] = ()) -> None:
+        super().__init__(str(error))
         self.error = error
-        self.service = service
+        self.facts = facts
 
 
 class Written:
@@ -57,7 +58,7 @@ def write_chunks(
     """Write chunks with iptables-restore, and record in `known` what is in force, also after a failure.
 
     Returns for how many seconds the command was waited for. `seconds` limits the time in which it makes no progress. Calls
-    `written` after each chunk. Raises KernelError.
+    `written` after each chunk. Raises SyncFailed.
     """
     blocks = _Blocks()
     waited = 0.0
@@ -71,14 +72,17 @@ def write_chunks(
                 written(chunk)
             begun = time.monotonic()
         waited += time.monotonic() - begun
-    except BaseException as error:
-        if isinstance(error, Rejected):
-            known.commit(blocks.before(error.line_number))
-        else:  # the command may have ended anywhere
-            known.doubt(blocks.before(None))
+    except Rejected as rejection:
+        known.commit(blocks.before(rejection.line_number))
         known.broke_off()
+        raise SyncFailed(rejection, blocks.at(rejection.line_number)) from rejection
+    except BaseException as error:  # the command may have ended anywhere
+        known.doubt(blocks.all())
+        known.broke_off()
+        if isinstance(error, KernelError):
+            raise SyncFailed(error, blocks.all()) from error
         raise
-    known.commit(blocks.before(None))
+    known.commit(blocks.all())
     return waited
 
 
@@ -100,6 +104,14 @@ class _Blocks:
             self._facts.append((self._lines, [*chunk.facts]))
         self._is_open = bool(chunk.text or self._is_open) and not chunk.text.endswith("COMMIT\n")
 
-    def before(self, line: int | None) -> list[Fact]:
-        """Return what the blocks do that end before a line, numbered from 1; None means all."""
-        return [fact for last, facts in self._facts if line is None or last < line for fact in facts]
+    def all(self) -> list[Fact]:
+        """Return what all blocks do."""
+        return [fact for _, facts in self._facts for fact in facts]
+
+    def before(self, line: int) -> list[Fact]:
+        """Return what the blocks do that end before a line, numbered from 1."""
+        return [fact for last, facts in self._facts if last < line for fact in facts]
+
+    def at(self, line: int) -> list[Fact]:
+        """Return what the block with this line does."""
+        return next((facts for last, facts in self._facts if line <= last), [])

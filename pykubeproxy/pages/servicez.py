@@ -27,7 +27,6 @@ class Quarantined(msgspec.Struct, frozen=True, rename="camel"):
     - `since`: since when, in seconds since 1970
     - `rejects_clients`: new connections are rejected, for a whole Service those to its cluster IP; if false, iptables
       rejects even the reject rule, and packets pass unchanged
-    - `tried`: iptables rejects its rules; if false, it rejects rules that may be those of another port
     """
 
     family: str
@@ -38,7 +37,6 @@ class Quarantined(msgspec.Struct, frozen=True, rename="camel"):
     reason: str
     since: float
     rejects_clients: bool
-    tried: bool = True
 
     @classmethod
     def from_port(
@@ -48,7 +46,6 @@ class Quarantined(msgspec.Struct, frozen=True, rename="camel"):
         reason: str,
         since: float,
         rejects_clients: bool = True,
-        tried: bool = True,
     ) -> Self:
         """Return the quarantine of a service port in one family."""
         return cls(
@@ -60,7 +57,6 @@ class Quarantined(msgspec.Struct, frozen=True, rename="camel"):
             reason=reason,
             since=since,
             rejects_clients=rejects_clients,
-            tried=tried,
         )
 
     @property

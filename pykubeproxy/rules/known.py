@@ -26,8 +26,11 @@ from pykubeproxy.rules.ruleset import ChainKey, Entries, Rules, Ruleset
 from pykubeproxy.rules.text import Chain
 from pykubeproxy.services.ports import PortName
 
+# What names the chains of a service port to which others than its own jump, each before those to which it refers.
+_TOPS = (names.firewall_chain, names.external_chain, names.cluster_chain, names.local_chain)
 # The tables with chains of ours.
 TABLES = ("mangle", "filter", "nat")
+_COMMENT = re.compile(r'--comment "?([^" ]+)')
 _FRONTEND = re.compile(r"(?:-d (\S+)/(?:32|128) )?.*--dport (\d+)(?: |$)")
 
 
@@ -270,7 +273,7 @@ class KnownTables:
         return self._entries.get(root) or self._found.get(root) or SharedEntries(root)
 
     def shared_entries(
-        self, roots: Iterable[ChainKey], changed: Mapping[Key, Collection[Entries]]
+        self, roots: Iterable[ChainKey], changed: Mapping[Key, Mapping[PortName, Entries]]
     ) -> dict[ChainKey, SharedEntries]:
         """Return the entries that shared chains must hold; `changed` are those of the ports of some Services."""
         found: dict[ChainKey, SharedEntries] = {}
@@ -281,7 +284,7 @@ class KnownTables:
             for service in services - rules.keys():
                 ports = changed.get(service)
                 rules[service] = rules_by_chain(
-                    (port.entries for port in self.ports(service)) if ports is None else ports
+                    (port.entries for port in self.ports(service)) if ports is None else ports.values()
                 )
             now = {service: rules[service].get(root, ()) for service in services}
             found[root] = (known or SharedEntries(root)).with_services(now)
@@ -395,10 +398,52 @@ class KnownTables:
     def withdraw_damaged(self, service: Key) -> None:
         """Have the next plan remove the entries of a Service that jump to a missing chain, or to a port that lacks one."""
         for port in self.ports(service):
-            existing = port.existing_chains()
-            entries = () if ABSENT in port.digests else _without_jumps_beyond(port.entries, existing)
-            if entries != port.entries:
-                self._replace({port.name: msgspec.structs.replace(port, entries=entries)})
+            self._keep_entries(port, () if ABSENT in port.digests else port.entries)
+
+    def put_back(self, name: PortName, entries: Entries) -> None:
+        """Have the next plan write these entries for a service port, those that it had: others were rejected."""
+        if port := self.port(name):
+            self._keep_entries(port, entries)
+        for root in skeleton.SHARED:  # one of them may hold the others already
+            self.outdated.setdefault(root, set()).add(name.service_key)
+
+    def claim(self, ports: Iterable[PortName], live: Ruleset) -> None:
+        """Record what the tables, as read, hold of these service ports, whoever wrote it."""
+        entries: dict[PortName, dict[ChainKey, list[str]]] = {name: {} for name in ports}
+        titles = {str(name): name for name in entries}
+        tops = {make(name): name for name in entries for make in _TOPS}
+        for root in skeleton.SHARED:
+            waiting, seen = [root], {root}
+            while waiting:
+                for rule in live.chains.get(waiting.pop(), ()):
+                    target = parse_target(rule)
+                    name = tops.get(target) if root.table == "nat" else titles.get(_title(rule))
+                    below = ChainKey(root.table, target)
+                    if name:
+                        entries[name].setdefault(root, []).append(rule)
+                    elif names.is_owned(target) and below not in seen:
+                        seen.add(below)
+                        waiting.append(below)
+        for name, found in entries.items():
+            own = self._reachable([make(name) for make in _TOPS], live)
+            if own or found or self.port(name):
+                self._add_chains(name, {chain: self._unused[nat(chain)] for chain in own})
+            self.put_back(name, tuple((root, tuple(rules)) for root, rules in found.items()))
+
+    def has_unowned_rules(self, name: PortName) -> bool:
+        """Return whether the tables hold chains of a service port that nobody owns yet: an earlier proxy has served it."""
+        return any(nat(make(name)) in self._unused for make in _TOPS)
+
+    def _reachable(self, tops: Iterable[str], live: Ruleset) -> dict[str, None]:
+        """Return the chains without an owner among some chains of a service port, and below them."""
+        found: dict[str, None] = {}
+        waiting = list(tops)
+        while waiting:
+            chain = waiting.pop()
+            if nat(chain) in self._unused and chain not in found:
+                found[chain] = None
+                waiting += map(parse_target, live.chains.get(nat(chain), ()))
+        return found
 
     def settle(self) -> None:
         """Record that a plan ended: chains that it left unused come in the order of deletion, free of foreign rules."""
@@ -496,19 +541,23 @@ class KnownTables:
 
     # Replace ports: the only functions that change them and the totals.
 
+    def _keep_entries(self, port: KnownPort, entries: Entries) -> None:
+        """Give a port these entries, except those that jump to a chain which it lacks."""
+        existing = port.existing_chains()
+
+        def leads_on(rule: str) -> bool:
+            target = parse_target(rule)
+            return not names.is_owned(target) or target in existing
+
+        kept = tuple((key, some) for key, rules in entries if (some := tuple(filter(leads_on, rules))))
+        if kept != port.entries:
+            self._replace({port.name: msgspec.structs.replace(port, entries=kept)})
+
     def _add_chains(self, name: PortName, chains: Mapping[str, KnownChain]) -> None:
         before = self.port(name) or KnownPort.of(name, 0, (), ())
         both = {**before.chains(), **chains}
         # Each before those to which it refers: the chains of the port, those of groups, those of endpoints.
-        tops = [
-            make(name)
-            for make in (
-                names.firewall_chain,
-                names.external_chain,
-                names.cluster_chain,
-                names.local_chain,
-            )
-        ]
+        tops = [make(name) for make in _TOPS]
         ordered = [chain for chain in tops if chain in both]
         ordered += sorted(both.keys() - {*tops}, key=lambda chain: (names.is_endpoint_chain(chain), chain))
         self._replace({name: before.holding({chain: both[chain] for chain in ordered})})
@@ -568,14 +617,10 @@ def _filter_entries(live: Ruleset, key: ChainKey) -> SharedEntries:
     return SharedEntries(key).with_lost(rules)
 
 
-def _without_jumps_beyond(entries: Entries, existing: Container[str]) -> Entries:
-    """Return the entries without jumps to chains of a service port that are not among the existing ones."""
-
-    def leads_on(rule: str) -> bool:
-        target = parse_target(rule)
-        return not names.is_owned(target) or target in existing
-
-    return tuple((key, kept) for key, rules in entries if (kept := tuple(filter(leads_on, rules))))
+def _title(entry: str) -> str:
+    """Return the service port that the comment of an entry names; "" without one."""
+    match = _COMMENT.search(entry)
+    return match[1] if match else ""
 
 
 def _frontend(entry: str) -> tuple[str, int] | None:

@@ -122,6 +122,7 @@ class Plan:
     changes. Meanwhile nothing may change the known tables.
 
     Afterwards, `unfinished` are the ports of which only a portion is written, and `gone` those that need no rules any more.
+    `replaced` are the former entries of ports that get others.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Plan:
         """Make a plan that renders the `shared` chains even if no entry in them changes."""
         self.unfinished: set[PortName] = set()
         self.gone: list[PortName] = []
+        self.replaced: dict[PortName, Entries] = {}
         self._known = known
         self._services = services
         self._options = options
@@ -148,7 +150,7 @@ class Plan:
             if known.differs(chain)
         ]
         # What is known once all Services were taken: the entries of each, and the chains of nat that are unused then.
-        self._entries: dict[Key, list[Entries]] = {}
+        self._entries: dict[Key, dict[PortName, Entries]] = {}
         self._claimed: set[ChainKey] = set()
         self._left: dict[ChainKey, KnownChain] = {}
         # Ports with chains that packets may visit already, and portions of such ports.
@@ -204,6 +206,14 @@ class Plan:
         """Return whether a shared chain to render is a tree, as far as the Services were taken."""
         return any(tree.chains for _, tree in self._shared().values())
 
+    def entries(self) -> Iterator[tuple[PortName, Entries]]:
+        """Yield the desired entries of each service port, also of other Services, as far as the Services were taken."""
+        for service in self._entries.keys() | self._known.services():
+            if (desired := self._entries.get(service)) is not None:
+                yield from desired.items()
+            else:
+                yield from ((port.name, port.entries) for port in self._known.ports(service))
+
     # Table nat.
 
     def _new_chains(self, only_hold: bool = False) -> Iterator[OwnChains]:
@@ -233,13 +243,13 @@ class Plan:
     def _note_entries(
         self, service: Key, before: Mapping[PortName, KnownPort], after: Mapping[PortName, Entries]
     ) -> None:
-        self._entries[service] = [after[name] for name in sorted(after)]
-        if len(self._roots) == len(skeleton.SHARED):
-            return
+        self._entries[service] = {name: after[name] for name in sorted(after)}
         for name in before.keys() | after.keys():
             was = before[name].entries if name in before else ()
             if was != after.get(name, ()):
-                self._roots.update(key for key, _ in {*was} ^ {*after.get(name, ())})
+                self.replaced[name] = was
+                if len(self._roots) < len(skeleton.SHARED):
+                    self._roots.update(key for key, _ in {*was} ^ {*after.get(name, ())})
 
     def _changed_chains(self) -> Iterator[OwnChains]:
         """Yield the own chains of the ports that were held, and the branches that lead to Services."""

@@ -81,11 +81,21 @@ class SyncedFamily:
         return self.tables.sync(self.cluster, Changes(changed), context or self.context)
 
     def sync_and_retry(self, *events: Event) -> SyncReport:
-        """Sync, then retry the changed ports that were quarantined; sync again if some are accepted."""
+        """Sync, then try what is suspect, and the changed ports that were quarantined."""
         self.apply(*events)
         due = [it.port_name for it in self.tables.quarantined() if it.port_name.service_key in self._changed]
         report = self.sync()
-        return self.sync() if self.tables.retry_quarantined(self.cluster, due).accepted else report
+        self.tables.quarantine.retry(due)
+        return self.try_all() or report
+
+    def try_all(self) -> SyncReport | None:
+        """Make all tries, and sync after those that need it. Return the last report."""
+        report: SyncReport | None = None
+        while self.tables.quarantine.has_tries:
+            report = self.tables.try_next(self.cluster).report or report
+            if self.tables.work.dirty:
+                report = self.sync()
+        return report
 
     def turn(self) -> SyncReport:
         return self.tables.sync(self.cluster, Turn(), self.context)
@@ -108,8 +118,8 @@ class SyncedFamily:
 
     def retry(self) -> None:
         """Retry all rejected ports."""
-        if ports := tuple(self.tables.quarantine.rejected()):
-            self._attempt(lambda: self.tables.retry_quarantined(self.cluster, ports))
+        self.tables.quarantine.retry(tuple(self.tables.quarantine.rejected()))
+        self._attempt(self.try_all)
 
     def repair(self) -> None:
         """Check for drift, and sync."""

@@ -1,7 +1,5 @@
 """Quarantine services whose rules iptables rejects and serve all others, in both backends and the fake."""
 
-from collections.abc import Sequence
-
 import pytest
 
 from pykubeproxy.agent import quarantine
@@ -12,7 +10,7 @@ from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey, Entries
 from pykubeproxy.rules.service import PortRules, port_rules, reject_rules
-from pykubeproxy.services.ports import PortName, ServicePort
+from pykubeproxy.services.ports import ServicePort
 from pykubeproxy.services.selection import Selection
 from tests.fakes.rules import GivenRules
 from tests.fakes.synced import SyncedFamily, flags_context
@@ -61,11 +59,9 @@ class SyncedTables(SyncedFamily):
         super().__init__(context=context, chains_per_block=chains_per_block, live=tables)
 
     def retry_all(self) -> SyncReport | None:
-        return self.retry_ports([quarantined.port_name for quarantined in self.tables.quarantined()])
-
-    def retry_ports(self, ports: Sequence[PortName]) -> SyncReport | None:
-        """Try quarantined ports again, and return the sync that serves those that iptables accepts."""
-        return self.sync() if self.tables.retry_quarantined(self.cluster, ports).accepted else None
+        """Try all quarantined ports again. Return the last report if some are accepted or need other rules."""
+        self.tables.quarantine.retry([quarantined.port_name for quarantined in self.tables.quarantined()])
+        return self.try_all()
 
     def saved(self) -> dict[ChainKey, tuple[str, ...]]:
         """Return our chains."""
@@ -190,29 +186,26 @@ def test_all_services_may_be_quarantined(synced: SyncedTables) -> None:
     assert synced.served() == set()
 
 
-def test_a_search_without_time_leaves_no_service_open(
-    synced: SyncedTables, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each Service is served or rejected; retries serve all but the bad one."""
-    for name in ("SEARCH_SECONDS", "RETRY_SECONDS"):
-        monkeypatch.setattr(quarantine, name, 0.0)
+def test_each_service_is_served_before_and_after_a_search(synced: SyncedTables) -> None:
+    """A suspect one keeps its rules; one that is new has none until a try accepts them."""
     good = [event for number in range(1, 31) for event in pair(f"good{number}", number)]
-    every = {f"10.96.1.{number}/32" for number in range(1, 31)} | {"10.96.1.40/32"}
-    synced.sync_and_retry(*good, *pair("zz-bad-chain", 40))
-    assert "10.96.1.40/32" in synced.rejected()
-    assert synced.served() | synced.rejected() == every
-    assert not synced.served() & synced.rejected()
-    tries = 0
-    while untried := synced.tables.quarantine.untried():
-        synced.retry_ports(list(untried))
-        tries += 1
-        assert tries < 50
-    assert synced.rejected() == {"10.96.1.40/32"}
-    assert synced.served() == every - synced.rejected()
+    every = {f"10.96.1.{number}/32" for number in range(1, 31)}
+    synced.sync(*good[:40])
+    before = synced.served()
+    changed = [
+        event for number in range(1, 31) for event in pair(f"good{number}", number, f"10.244.7.{number}")
+    ]
+    assert synced.sync(*changed, *pair("zz-bad-chain", 40)).held
+    while synced.tables.quarantine.has_tries:
+        assert synced.served() >= before
+        synced.tables.try_next(synced.cluster)
+        synced.check_known()
+    synced.sync()
+    assert (synced.served(), synced.rejected()) == (every, {"10.96.1.40/32"})
     assert is_stable(synced)
 
 
-def test_bisection_leaves_no_rules(synced: SyncedTables) -> None:
+def test_a_search_leaves_no_rules(synced: SyncedTables) -> None:
     """The tables equal a fresh start's with the same quarantined services."""
     synced.sync_and_retry(*pair("good", 1), *pair("bad-chain", 2), *pair("bad-entry", 3))
     assert all(synced.saved()[canary] == () for canary in skeleton.CANARIES)

@@ -159,8 +159,10 @@ class Health:
         since = self._clock() if since is None else since
         self._record(family, queued=min(self._families[family].queued, since))
 
-    def sync_succeeded(self, family: Family) -> None:
-        self._record(family, updated=self._wall_clock(), queued=math.inf)
+    def sync_succeeded(self, family: Family, is_complete: bool = True) -> None:
+        """Record a sync. One that is not complete, as most Services are suspect, does not make a family ready at first."""
+        if is_complete or self._families[family].updated:
+            self._record(family, updated=self._wall_clock(), queued=math.inf)
 
     def rules_missing(self, family: Family, since: float | None) -> None:
         """Record since when rules of ours are missing; None if none are."""

@@ -128,7 +128,7 @@ class Observers:
         """
         now = time.time()
         self._sync_log.synced(report)
-        self.health.sync_succeeded(report.family)
+        self.health.sync_succeeded(report.family, is_complete=report.held <= report.services)
         self.metrics.sync_succeeded(report, now)
         if self._services.sync_succeeded(report):
             self.metrics.restore_failed(report.family)

@@ -26,7 +26,7 @@ class ServiceReporter:
         self._recorder = recorder
         self._affinity_limit = affinity_limit
         self._quarantined: dict[Family, frozenset[PortName]] = {}
-        self._untried: dict[Family, int] = {}
+        self._held: dict[Family, int] = {}
         # The skipped addresses and their port, as of the last sync.
         self._skipped: dict[tuple[Family, PortName], tuple[tuple[SkippedIP, ...], int]] = {}
         self._without_affinity: set[Key] = set()
@@ -38,15 +38,16 @@ class ServiceReporter:
         return self._report_quarantine(report)
 
     def _report_quarantine(self, report: SyncReport) -> bool:
-        """Report ports that enter or leave quarantine. Those without a verdict are reported as a number."""
+        """Report ports that enter or leave quarantine. Suspect ones are reported as a number, when there are more."""
         family, before = report.family, self._quarantined.get(report.family, frozenset())
         recorded = {name.service_key for known in self._quarantined.values() for name in known}
-        now = {port.port_name: port for port in report.quarantined if port.tried}
+        now = {port.port_name: port for port in report.quarantined}
         self._quarantined[family] = frozenset(now)
-        untried = len(report.quarantined) - len(now)
-        if untried > self._untried.get(family, 0):
-            log.error("service ports rejected until tried", family=family.value, service_ports=untried)
-        self._untried[family] = untried
+        if report.held > self._held.get(family, 0):
+            log.error(
+                "rules rejected, looking for the service", family=family.value, service_ports=report.held
+            )
+        self._held[family] = report.held
         new = [port for name, port in now.items() if name not in before]
         for quarantined in new:
             name, reason = quarantined.port_name, quarantined.reason

@@ -104,7 +104,7 @@ def test_a_quarantined_service_redirects_no_packets(table: Table) -> None:
     ]
     ports = (EndpointPort("dns", Protocol.UDP, 53),)
     slices = [slice_of(f"10.244.0.{it.cluster_ips[0][-1]}", service=it.name, ports=ports) for it in made]
-    report = syncs.sync(*map(Updated, made), *map(Updated, slices))
+    report = syncs.sync_and_retry(*map(Updated, made), *map(Updated, slices))
     assert [it.name for it in report.quarantined] == ["a"]
     table.flows = [flow("10.244.0.1"), flow("10.244.0.2")]
     cleaner.clean()

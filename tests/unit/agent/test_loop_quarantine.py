@@ -2,44 +2,49 @@
 
 import math
 import re
-from collections.abc import Collection
-from types import SimpleNamespace
+from collections.abc import Callable
 
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent import bisect, coverage, quarantine
-from pykubeproxy.agent.bisect import BisectResult
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent import coverage
+from pykubeproxy.agent.tables import FamilyTables, Tried
 from pykubeproxy.agent.work import Work
-from pykubeproxy.kernel import Backend
-from pykubeproxy.objects import EndpointPort, Port, Protocol, Updated
+from pykubeproxy.kernel import Backend, Failed
+from pykubeproxy.objects import EndpointPort, Kind, Listed, Port, Protocol, Updated
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import PortName
-from tests.fakes.loop import STARTED, STOP, WEB, Loop, at
+from tests.fakes.iptables import fail_on
+from tests.fakes.loop import HERE, LISTS, STARTED, STOP, WEB, Loop, at
 from tests.objects import numbered, service, slice_of
 
 pytestmark = pytest.mark.usefixtures("no_kernel")
 
 
-def note_retries(loop: Loop) -> list[float]:
-    """Return when ports are retried; each retry takes a moment."""
-    retries: list[float] = []
-    retry = loop.family.tables.retry_quarantined
+def note_tries(loop: Loop) -> list[tuple[float, bool]]:
+    """Return when service ports are tried, and whether they are suspect; each try takes a moment."""
+    tries: list[tuple[float, bool]] = []
+    tables, try_next = loop.family.tables, loop.family.tables.try_next
 
-    def noted(cluster: Cluster, ports: Collection[PortName]) -> BisectResult:
-        retries.append(loop.clock.now)
+    def noted(cluster: Cluster) -> Tried:
+        if tables.quarantine.has_tries:
+            tries.append((loop.clock.now, bool(tables.quarantine.held())))
         loop.clock.now += 0.001
-        return retry(cluster, ports)
+        return try_next(cluster)
 
-    loop.family.tables.retry_quarantined = noted  # type: ignore[method-assign]
-    return retries
+    tables.try_next = noted  # type: ignore[method-assign]
+    return tries
+
+
+def note_retries(loop: Loop) -> Callable[[], list[float]]:
+    """Return a function that returns when quarantined ports were retried."""
+    tries = note_tries(loop)
+    return lambda: [when for when, is_suspect in tries if not is_suspect]
 
 
 def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large Service keeps its rules, and its quarantine, until its turn."""
+    """It leaves quarantine with what its waiting Service has lost."""
     monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
     monkeypatch.setattr(Work, "_turn_due", lambda _: math.inf)
     loop.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
@@ -55,7 +60,8 @@ def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(
         *at(15, *changed),
         *at(20, STOP),
     )
-    assert retries == [1011.0, 1015.0]
+    assert not retries()
+    assert not loop.family.tables.quarantined()
 
 
 def test_a_large_service_quarantined_in_its_turn_is_retried_within_an_hour(
@@ -67,41 +73,85 @@ def test_a_large_service_quarantined_in_its_turn_is_retried_within_an_hour(
     retries = note_retries(loop)
     changed = Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68"))
     loop.run(*STARTED, *at(10, changed), *at(3700, STOP))
-    assert retries == [4610.0]
+    assert [round(when) for when in retries()] == [4610]
 
 
-def test_a_search_that_ran_out_of_time_continues_at_once(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One try follows the other, until only the rejected Service is quarantined, and reported.
-
-    On legacy, because there iptables does not name the rejected line.
-    """
+def on_legacy(loop: Loop) -> None:
+    """Let iptables not name the line that it rejects."""
     loop.live.backend = Backend.LEGACY
     loop.family.tables = FamilyTables(loop.live, None)
-    for name in ("SEARCH_SECONDS", "RETRY_SECONDS"):
-        monkeypatch.setattr(quarantine, name, 0.0)
+
+
+def test_a_search_goes_on_until_the_rejected_service_is_found(loop: Loop) -> None:
+    """One try follows the other, and the number of suspect Services falls."""
+    on_legacy(loop)
     loop.live.rejects = lambda rule: "--to-destination 10.244.0.8:" in rule
-    seen: list[list[str]] = []
+    seen: list[tuple[int, list[str]]] = []
     loop.observers.sync_succeeded.side_effect = lambda report, _: seen.append(
-        [f"{it.name} {it.tried}" for it in report.quarantined]
+        (report.held, [it.name for it in report.quarantined])
     )
     loop.run(*STARTED, *at(10, *numbered(*range(1, 10))), *at(60, STOP))
-    assert len(seen[1]) > 1
-    assert all(line.endswith("False") for line in seen[1])
-    assert seen[-1] == ["svc8 True"]
-    assert max(map(len, seen)) == len(seen[1])
+    assert seen[1] == (9, [])
+    held = [number for number, _ in seen[1:]]
+    assert held == sorted(held, reverse=True)
+    assert seen[-1] == (0, ["svc8"])
 
 
-def test_nearly_all_innocent_services_are_served_within_a_minute_however_slow_iptables_is(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drift_and_changes_do_not_wait_for_a_search(loop: Loop) -> None:
+    """Not longer than for one try."""
+    on_legacy(loop)
+    loop.live.rejects = lambda rule: "--to-destination 10.244.0." in rule
+    served: list[tuple[float, bool]] = []
+
+    def slow(text: str) -> None:
+        loop.clock.now += 1.0 if "*nat\n" in text else 0.0
+
+    def note() -> None:
+        rules = [rule for rules in loop.live.tables.get("nat", {}).values() for rule in rules]
+        served.append((loop.clock.now - 1000, any("10.244.1.9:" in rule for rule in rules)))
+
+    loop.live.on_restore, loop.live.restored = slow, note
+    change = Updated(slice_of("10.244.1.9"))
+    loop.run(*STARTED, *at(10, *numbered(*range(1, 60))), *at(40, change), *at(90, STOP))
+    assert next(when for when, is_served in served if is_served) < 44
+    assert len(loop.family.tables.quarantine.held()) < 59
+
+
+def test_no_try_follows_a_failed_first_sync(loop: Loop) -> None:
+    """It would know nothing of the rules of an earlier agent."""
+    loop.live.rejects = lambda rule: "--to-destination 10.244.0.8:" in rule
+    loop.live.on_restore = fail_on("svc1:", Failed("iptables-restore", 1, "out of memory"), times=2)
+    tries = note_tries(loop)
+    loop.run(*at(1, *LISTS, Listed(Kind.NODE, (HERE,)), *numbered(*range(1, 10))), *at(60, STOP))
+    synced = [call for call in loop.observers.method_calls if call[0] in ("sync_failed", "sync_succeeded")]
+    assert [call[0] for call in synced][:2] == ["sync_failed", "sync_failed"]
+    assert len(tries) == 2  # after the first success, which held it back
+    assert [it.name for it in loop.family.tables.quarantined()] == ["svc8"]
+
+
+def test_once_ends_with_the_search(loop: Loop) -> None:
+    on_legacy(loop)
+    loop.live.rejects = lambda rule: "--to-destination 10.244.0.8:" in rule
+    steps = at(1, *LISTS, Listed(Kind.NODE, (HERE,)), *numbered(*range(1, 10)))
+    assert loop.run(*steps, once=True) == 0
+    assert [it.name for it in loop.family.tables.quarantined()] == ["svc8"]
+    assert len(loop.family.tables.services()) == 10
+
+
+def test_once_ends_if_the_search_fails(loop: Loop) -> None:
+    on_legacy(loop)
+    loop.live.rejects = lambda rule: "--to-destination 10.244.0.8:" in rule
+    loop.observers.sync_succeeded.side_effect = lambda *_: loop.break_()
+    steps = at(1, *LISTS, Listed(Kind.NODE, (HERE,)), *numbered(*range(1, 10)))
+    assert loop.run(*steps, once=True) == 1
+
+
+def test_nearly_all_innocent_services_are_served_within_a_minute_however_slow_iptables_is(loop: Loop) -> None:
     """With 1000 new Services, of which iptables-legacy rejects 6, and 1.2 s for each commit of table nat.
 
-    As each only says yes or no, to find 6 among 1000 takes 50 commits at least, a minute. Half of the time is for others.
+    As each only says yes or no, to find 6 among 1000 takes 50 commits at least, a minute.
     """
-    loop.live.backend = Backend.LEGACY
-    loop.family.tables = FamilyTables(loop.live, None)
-    for module in (bisect, quarantine):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.clock, time=loop.clock))
+    on_legacy(loop)
     rejected = re.compile(r"--to-destination 10\.244\.(?:0\.(?:7|130|131)|1\.194|3\.(?:50|249)):")
     loop.live.rejects = lambda rule: bool(rejected.search(rule))
     unserved: dict[float, int] = {}

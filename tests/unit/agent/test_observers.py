@@ -93,6 +93,19 @@ def test_an_agent_is_healthy_after_all_families_are_synced(make: Callable[..., A
     assert agent.notes.reasons == ["Starting"]
 
 
+def test_an_agent_is_ready_once_it_serves_more_services_than_are_suspect(make: Callable[..., Agent]) -> None:
+    agent = make()
+    agent.observers.serve(agent.flags)
+    agent.observers.node_changed(NODE)
+    done = {family: report(service(), service("b"), family=family) for family in Family}
+    answers = []
+    for held in (3, 2, 3):
+        for family in Family:
+            agent.observers.sync_succeeded(msgspec.structs.replace(done[family], services=2, held=held), ())
+        answers.append(agent.health("readyz"))
+    assert answers == [503, 200, 200]
+
+
 def test_a_deleted_node_is_logged(make: Callable[..., Agent]) -> None:
     """The agent keeps serving, so nothing else shows it."""
     agent = make()

@@ -1,22 +1,19 @@
 """Quarantine services whose rules iptables rejects, and tell them from faults of the node."""
 
-import contextlib
 import re
 from collections.abc import Iterator, MutableMapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent import bisect, quarantine
-from pykubeproxy.agent.drift import DriftScope
 from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.agent.tables import SyncFailed
 from pykubeproxy.kernel import Backend, Failed, Rejected
 from pykubeproxy.kernel.errors import LockHeld, TimedOut
 from pykubeproxy.objects import Deleted, Key, Kind, Updated
-from pykubeproxy.rules import skeleton
+from pykubeproxy.rules import names, skeleton
+from pykubeproxy.services.ports import PortName
 from tests.fakes.drift import scope
 from tests.fakes.iptables import FakeIptables, fail_on
 from tests.fakes.synced import SyncedFamily
@@ -57,25 +54,38 @@ def test_two_rejected_services_among_two_thousand_are_found(synced: SyncedFamily
     assert quarantined(report) == ["svc1", "svc3"]
     assert (report.services, refused(synced)) == (2000, 2)
     assert len(synced.live.texts) < 70
+    synced.check_known()
+
+
+def sticky(*numbers: int) -> list[Updated]:
+    """Return Services with affinity, which iptables rejects without the match recent."""
+    ips = ((number, f"10.96.{number // 250}.{number % 250}") for number in numbers)
+    return [Updated(service(f"svc{number}", cluster_ip=ip, affinity_seconds=600)) for number, ip in ips]
 
 
 def test_services_with_an_unsupported_feature_are_found_by_samples(synced: SyncedFamily) -> None:
-    """Samples of each kind are tried first; other services are not written one by one."""
+    """If ten of a kind are rejected, all are; other services are not written one by one."""
     synced.live.rejects = lambda rule: "-m recent" in rule
-    sticky = [
-        Updated(service(f"svc{number}", cluster_ip=f"10.96.0.{number}", affinity_seconds=600))
-        for number in range(1, 200, 2)
-    ]
-    report = synced.sync_and_retry(*numbered(*range(1, 2001)), *sticky)
+    report = synced.sync_and_retry(*numbered(*range(1, 2001)), *sticky(*range(1, 200, 2)))
     assert set(quarantined(report)) == {f"svc{number}" for number in range(1, 200, 2)}
     assert all(it.reason for it in report.quarantined)
-    assert len(synced.live.texts) < 50
-    # The samples are random.
-    some = range(2, 2001, 20)
-    written = [sum(f"ns/svc{number}:" in text for text in synced.live.texts) for number in some]
-    assert sum(times > 4 for times in written) < 10
-    # All others are written three times: at first (on nft ahead), in one try, and without those in quarantine.
-    assert sum(map(len, synced.live.texts)) < 3.5 * len(synced.live.texts[0])
+    assert len(synced.live.texts) < 100
+    # One more of the kind is held back, and tried alone.
+    synced.live.texts.clear()
+    report = synced.sync(*numbered(2500, *range(3000, 3010)), *sticky(2500))
+    assert (report.held, len(report.quarantined), len(synced.live.texts)) == (1, 100, 1)
+    synced.live.rejects = lambda rule: False
+    synced.try_all()
+    assert synced.sync(*numbered(2501), *sticky(2501)).held == 0
+
+
+def test_many_rejected_services_take_no_others_of_their_kind_with_them(synced: SyncedFamily) -> None:
+    """A tenant may have many of which nothing but the endpoints is special."""
+    bad = [Updated(slice_of(f"10.246.0.{number}", service=f"svc{number}")) for number in range(1, 101)]
+    synced.live.rejects = lambda rule: "--to-destination 10.246." in rule
+    report = synced.sync_and_retry(*numbered(*range(1, 301)), *bad)
+    assert set(quarantined(report)) == {f"svc{number}" for number in range(1, 101)}
+    assert len(synced.targets()) == 200
 
 
 def test_a_change_of_a_quarantined_service_writes_no_other_rules(synced: SyncedFamily) -> None:
@@ -85,7 +95,9 @@ def test_a_change_of_a_quarantined_service_writes_no_other_rules(synced: SyncedF
     saves = synced.live.saves
     report = synced.sync_and_retry(Updated(slice_of("10.244.0.1", "10.244.0.9", service="svc1")))
     assert (quarantined(report), report.full, synced.live.saves) == (["svc1"], False, saves)
-    assert not any("svc2" in text for text in synced.live.texts)
+    assert not any(
+        "-A KUBE-SEP-" in line and "svc2:" in line for text in synced.live.texts for line in text.split("\n")
+    )
 
 
 def test_a_change_of_another_service_does_not_retry_a_quarantined_one(synced: SyncedFamily) -> None:
@@ -118,18 +130,14 @@ def test_a_fault_of_the_node_quarantines_no_service(synced: SyncedFamily) -> Non
     assert refused(synced) == 0
 
 
-def test_a_fault_of_the_node_during_bisection_fails_the_sync(synced: SyncedFamily) -> None:
-    """A plain service is tried at the end, too."""
+def test_a_fault_of_the_node_during_a_search_blames_no_service(synced: SyncedFamily) -> None:
+    """An ordinary service is tried before a decision, too."""
     refuses = synced.live.rejects
-
-    def break_node(rule: str) -> bool:
-        if refuses(rule):
-            synced.live.rejects = lambda rule: "-j DNAT" in rule
-        return refuses(rule)
-
-    synced.live.rejects = break_node
+    assert synced.sync(*numbered(*range(1, 9))).held
+    synced.live.rejects = lambda rule: "-j DNAT" in rule
     with pytest.raises(SyncFailed):
-        synced.sync_and_retry(*numbered(*range(1, 9)))
+        synced.try_all()
+    assert not synced.tables.quarantined()
     synced.live.rejects = refuses
     assert quarantined(synced.sync_and_retry()) == ["svc1", "svc3"]
 
@@ -143,7 +151,7 @@ def test_a_fault_of_the_node_during_bisection_fails_the_sync(synced: SyncedFamil
         Rejected(4, "COMMIT", "Memory allocation problem", 1),
     ],
 )
-def test_other_errors_start_no_bisection(synced: SyncedFamily, error: Exception) -> None:
+def test_other_errors_start_no_search(synced: SyncedFamily, error: Exception) -> None:
     """There is one restore, and the error is returned unchanged."""
     synced.live.failure = error  # type: ignore[assignment]
     synced.live.save = FakeIptables().save  # type: ignore[method-assign]
@@ -153,112 +161,130 @@ def test_other_errors_start_no_bisection(synced: SyncedFamily, error: Exception)
     assert len(synced.live.texts) == 1
 
 
-def slow_iptables(synced: SyncedFamily, monkeypatch: pytest.MonkeyPatch, seconds: float) -> SimpleNamespace:
-    """Let each restore take so many seconds of the returned clock."""
-    clock = SimpleNamespace(now=0.0)
-
-    def wait(_: str) -> None:
-        clock.now += seconds
-
-    synced.live.on_restore = wait
-    fake = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: clock.now)
-    for module in (bisect, quarantine):
-        monkeypatch.setattr(module, "time", fake)
-    return clock
-
-
 SIX_BAD = {f"svc{number}" for number in (7, 130, 131, 444, 800, 999)}
 REJECTED_SIX = re.compile(r"--to-destination 10\.244\.(?:0\.(?:7|130|131)|1\.194|3\.(?:50|249)):")
 
 
-def test_others_are_served_within_a_minute_however_slow_the_search(
-    synced: SyncedFamily, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ports that no try has decided about are rejected, not left open; retries decide about them."""
-    clock = slow_iptables(synced, monkeypatch, 1.2)
-    synced.live.rejects = lambda rule: bool(REJECTED_SIX.search(rule))
-    report = synced.sync_and_retry(*numbered(*range(1, 1001)))
-    assert clock.now < 60
-    waiting = set(quarantined(report))
-    assert waiting >= SIX_BAD
-    assert len(waiting) < 200
-    assert all(it.rejects_clients for it in report.quarantined)
-    nat = (rule for rules in synced.live.tables["nat"].values() for rule in rules)
-    served = sum(' cluster IP" ' in rule and "-j KUBE-SVC-" in rule for rule in nat)
-    assert (served, refused(synced)) == (1000 - len(waiting), len(waiting))
-    rounds = 0
-    while untried := synced.tables.quarantine.untried():
-        begun, rounds = clock.now, rounds + 1
-        split = synced.tables.retry_quarantined(synced.cluster, untried)
-        # The tries of one Service may have several blocks; one more restore empties the canary chains.
-        assert clock.now - begun <= quarantine.RETRY_SECONDS + 2 * 1.2
-        if split.accepted:
-            report = synced.sync_and_retry()
-        assert rounds < 100
-    assert set(quarantined(report)) <= waiting
-    assert {it.name for it in synced.tables.quarantined()} == SIX_BAD
-
-
-def test_a_search_that_fails_keeps_what_it_found(synced: SyncedFamily) -> None:
-    """The next one needs fewer tries than one that begins anew."""
-    synced.live.rejects = lambda rule: bool(REJECTED_SIX.search(rule))
-    tries, last = 0, 1000
-
-    def fail_at_last(text: str) -> None:
-        nonlocal tries
-        tries += "-A KUBE-PROXY-CANARY" in text
-        if tries == last:
-            raise Failed("iptables-restore", -9, "killed")
-
-    synced.live.on_restore = fail_at_last
-    synced.sync_and_retry(*numbered(*range(1, 1001)))
-    needed, tries = tries, 0
-    synced.restart()
-    synced.live.tables.clear()
-    last = needed * 3 // 4
-    with pytest.raises(SyncFailed, match="killed"):
-        synced.sync_and_retry()
-    last, tries = 1000, 0
-    assert set(quarantined(synced.sync_and_retry())) == SIX_BAD
-    assert tries < needed * 3 / 4
-
-
-def test_a_search_that_failed_is_forgotten_once_its_services_are_served(synced: SyncedFamily) -> None:
-    """A later search begins with samples, as if it were the first."""
-    synced.live.rejects = lambda rule: bool(REJECTED_SIX.search(rule))
-
-    def fail_at_last(text: str) -> None:
-        if "-A KUBE-PROXY-CANARY" in text and len(synced.live.texts) > 30:
-            raise Failed("iptables-restore", -9, "killed")
-
-    synced.live.on_restore = fail_at_last
-    with pytest.raises(SyncFailed, match="killed"):
-        synced.sync_and_retry(*numbered(*range(1, 1001)))
-    synced.live.on_restore = lambda _: None
-    synced.live.rejects = lambda rule: "-m recent" in rule
-    assert not quarantined(synced.sync_and_retry())
-    sticky = [
-        Updated(service(f"svc{number}", cluster_ip=f"10.96.0.{number}", affinity_seconds=600))
-        for number in range(1, 200, 2)
-    ]
-    synced.tables.distrust()
-    synced.live.texts.clear()
-    assert len(quarantined(synced.sync_and_retry(*sticky))) == 100
-    assert len(synced.live.texts) < 50
-
-
-def test_a_retry_that_fails_at_its_end_releases_no_service(synced: SyncedFamily) -> None:
-    """It does not write the rules of accepted Services, so they would be rejected until another full sync."""
-    synced.sync_and_retry(*numbered(1, 2))
+def test_each_try_serves_those_that_it_accepts(synced: SyncedFamily) -> None:
+    """Suspect Services keep the rules that they have; nothing of a search is left in the tables."""
     synced.live.rejects = lambda rule: False
-    (held,) = (it.port_name for it in synced.tables.quarantined())
-    synced.live.on_restore = fail_on(r"\A(?!(?s:.*)-A KUBE-PROXY-CANARY)(?s:.*):KUBE-PROXY-CANARY", times=1)
-    with pytest.raises(Failed):
-        synced.tables.retry_quarantined(synced.cluster, [held])
-    assert [it.name for it in synced.tables.quarantined()] == ["svc1"]
-    assert synced.tables.retry_quarantined(synced.cluster, [held]).accepted == {held}
-    assert not quarantined(synced.sync_and_retry())
-    assert not refused(synced)
+    synced.sync(*numbered(*range(1, 1001)))
+    before = synced.targets()
+    synced.live.rejects = lambda rule: "--to-destination 10.245.0.7:" in rule
+    moved = [Updated(slice_of(f"10.245.0.{n}", service=f"svc{n}")) for n in range(1, 100)]
+    report = synced.sync(*moved)
+    assert report.held
+    served = [synced.targets()]
+    assert all(len({f"10.244.0.{n}:8080", f"10.245.0.{n}:8080"} & served[0]) == 1 for n in range(1, 100))
+    while synced.tables.quarantine.has_tries:
+        tried = synced.tables.try_next(synced.cluster)
+        synced.check_known()
+        served.append({it for it in synced.targets() if not it.startswith("198.51.100.")})
+        assert served[-1] - before >= served[-2] - before
+        assert bool(tried.report) == (served[-1] != served[-2])
+    assert quarantined(synced.sync()) == ["svc7"]
+    fresh = synced.fresh()
+    fresh.live.rejects = synced.live.rejects
+    fresh.sync_and_retry()
+    assert synced.our_chains() == fresh.our_chains()
+
+
+def test_suspects_of_a_first_sync_keep_the_rules_of_an_earlier_agent(synced: SyncedFamily) -> None:
+    """Nobody has owned these until then."""
+    synced.live.rejects = lambda rule: False
+    synced.sync(*numbered(*range(1, 300)))
+    before = synced.targets()
+    synced.restart()
+    synced.live.rejects = lambda rule: "--to-destination 10.245.0.7:" in rule
+    synced.apply(*(Updated(slice_of(f"10.245.0.{n}", service=f"svc{n}")) for n in range(1, 100)))
+    while synced.sync().held:
+        targets = synced.targets()
+        for n in range(1, 300):
+            assert {f"10.244.{n // 250}.{n % 250}:8080", f"10.245.0.{n}:8080"} & targets, n
+        synced.tables.try_next(synced.cluster)
+        synced.check_known()
+    assert [it.name for it in synced.tables.quarantined()] == ["svc7"]
+    assert len(synced.targets()) == len(before) - 1
+
+
+def test_rejected_services_harm_no_earlier_rules_of_their_kind(synced: SyncedFamily) -> None:
+    """At a first sync, nobody owns the rules of an earlier agent yet."""
+    synced.live.rejects = lambda rule: False
+    synced.sync(*numbered(*range(1, 41)))
+    synced.restart()
+    bad = [Updated(slice_of(f"10.246.0.{n}", service=f"svc{n}")) for n in range(1, 13)]
+    synced.live.rejects = lambda rule: "--to-destination 10.246." in rule
+    report = synced.sync(*bad)
+    assert synced.targets() >= {f"10.244.0.{n}:8080" for n in range(13, 41)}
+    assert report.held or report.quarantined
+    assert len(quarantined(synced.sync_and_retry())) == 12
+
+
+def test_many_existing_services_that_change_to_rejected_rules_fail_no_sync() -> None:
+    """After ten of a kind, the others are held back, too."""
+    synced = family(Backend.NFT)
+    synced.live.rejects = lambda rule: "-m recent" in rule
+    synced.sync(*numbered(*range(1, 301)))
+    report = synced.sync(*sticky(*range(2, 301)), Updated(slice_of("10.245.0.1", service="svc1")))
+    assert report.held == 299
+    assert "10.245.0.1:8080" in synced.targets()
+    assert len(quarantined(synced.sync_and_retry())) == 299
+
+
+def test_many_services_with_rejected_entries_fail_no_sync() -> None:
+    """Their own chains are accepted."""
+    synced = family(Backend.NFT)
+    synced.live.rejects = lambda rule: "-d 10.96.0." in rule and "-j KUBE-SVC-" in rule
+    report = synced.sync(*numbered(*range(1, 200), *range(250, 260)))
+    assert report.held >= 199
+    assert len(quarantined(synced.sync_and_retry())) == 199
+    assert len(synced.targets()) == 10
+
+
+def test_a_rejected_kind_takes_no_later_service_with_it(synced: SyncedFamily) -> None:
+    """Each of these is tried on its own."""
+    synced.live.rejects = lambda rule: "--to-destination 10.246." in rule
+    bad = [Updated(slice_of(f"10.246.0.{n}", service=f"svc{n}")) for n in range(1, 26)]
+    synced.sync_and_retry(*numbered(*range(1, 25)), *bad[:24])
+    report = synced.sync_and_retry(*numbered(25, 26), bad[24])
+    assert len(quarantined(report)) == 25
+    assert synced.targets() == {"10.244.0.26:8080"}
+
+
+def test_a_foreign_rule_quarantines_no_service(synced: SyncedFamily) -> None:
+    """The chain to which it jumps cannot be deleted."""
+    synced.live.rejects = lambda rule: False
+    synced.sync(*numbered(1, 2))
+    chain = names.endpoint_chain(PortName("ns", "svc1", "http", "TCP"), "10.244.0.1:8080")
+    synced.live.tables["nat"] = {**synced.live.tables["nat"], "MINE": (f"-j {chain}",)}
+    report = synced.sync_and_retry(Updated(slice_of("10.244.0.99", service="svc1")))
+    assert not (report.quarantined or report.held)
+    assert synced.targets() >= {"10.244.0.99:8080", "10.244.0.2:8080"}
+
+
+def test_suspects_take_over_no_rules_of_others(synced: SyncedFamily) -> None:
+    """A user's chain jumps to the chain of a Service."""
+    synced.live.rejects = lambda rule: False
+    synced.sync(*numbered(1, 2))
+    jump = f"-p tcp -m tcp --dport 443 -j {names.cluster_chain(PortName('ns', 'svc1', 'http', 'TCP'))}"
+    synced.live.tables["nat"] = {**synced.live.tables["nat"], "MINE": (jump,)}
+    synced.restart()
+    synced.live.rejects = lambda rule: "--to-destination 10.245.0.2:" in rule
+    synced.sync(*(Updated(slice_of(f"10.245.0.{n}", service=f"svc{n}")) for n in (1, 2)))
+    places = [key.chain for key, rules in synced.chains().items() if jump in rules]
+    assert places == ["MINE"]
+
+
+def test_a_search_goes_on_after_a_failure(synced: SyncedFamily) -> None:
+    """What it has found is kept."""
+    synced.live.rejects = lambda rule: bool(REJECTED_SIX.search(rule))
+    synced.sync(*numbered(*range(1, 1001)))
+    before = len(synced.tables.quarantine.held())
+    synced.live.on_restore = fail_on("", Failed("iptables-restore", -9, "killed"), times=1)
+    with pytest.raises(SyncFailed, match="killed"):
+        synced.try_all()
+    assert len(synced.tables.quarantine.held()) == before
+    assert set(quarantined(synced.sync_and_retry())) == SIX_BAD
 
 
 def test_a_try_takes_one_block_of_a_table_on_legacy() -> None:
@@ -275,57 +301,25 @@ def test_a_retry_that_writes_some_blocks_is_no_drift() -> None:
     synced.live.rejects = lambda rule: "--to-destination 10.244.0.1:" in rule
     many = [f"10.244.0.{number}" for number in range(1, 9)]
     synced.sync_and_retry(*numbered(1, 2), Updated(slice_of(*many, service="svc1")))
-    (held,) = (it.port_name for it in synced.tables.quarantined())
-    assert held in synced.tables.retry_quarantined(synced.cluster, [held]).rejected
+    held = [it.port_name for it in synced.tables.quarantined()]
+    synced.tables.quarantine.retry(held)
+    assert synced.tables.try_next(synced.cluster).rejected == tuple(held)
     synced.check_known()
     assert not synced.tables.find_drift(scope())
     assert not synced.sync(*numbered(3)).full
     assert synced.targets() == {"10.244.0.2:8080", "10.244.0.3:8080"}
 
 
-def test_the_sync_after_a_retry_empties_the_canary_chain(synced: SyncedFamily) -> None:
-    """Emptying it apart would replace the whole table once more on legacy; nor is it drift meanwhile."""
-    synced.sync_and_retry(*numbered(1, 2))
-    synced.live.rejects = lambda rule: False
-    (held,) = (it.port_name for it in synced.tables.quarantined())
-    synced.live.texts.clear()
-    assert synced.tables.retry_quarantined(synced.cluster, [held]).accepted
-    assert sum("*nat\n" in text for text in synced.live.texts) == 1
-    canaries = frozenset(skeleton.CANARIES)
-    assert synced.live.chains(canaries).chains[skeleton.CANARIES[1]]
-    assert not synced.tables.work.visit_all
-    assert not synced.tables.find_drift(DriftScope(0.0, chains=canaries))
-    synced.sync_and_retry()
-    assert not any(synced.live.chains(canaries).chains.values())
-
-
-def test_a_search_without_one_accepted_service_blames_none(
-    synced: SyncedFamily, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The node may be too slow for any; several searches together find out."""
-    slow_iptables(synced, monkeypatch, 10)
-    synced.live.rejects = lambda rule: "--to-destination" in rule and "198.51.100." not in rule
-    with pytest.raises(SyncFailed):
-        synced.sync_and_retry(*numbered(1, 2, 3))
-    assert synced.tables.quarantined() == ()
-    for _ in range(3):
-        with contextlib.suppress(SyncFailed):
-            synced.sync_and_retry()
-    assert {it.name for it in synced.tables.quarantined()} == {"svc1", "svc2", "svc3"}
-
-
-def test_services_that_the_tables_hold_already_are_not_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full sync of a running node tries them together, and searches among the others only."""
+def test_services_that_the_tables_hold_already_are_not_suspected() -> None:
+    """A full sync of a running node searches among the others only."""
     synced = family(Backend.LEGACY)
     synced.live.rejects = lambda rule: False
-    synced.sync_and_retry(*numbered(*range(1, 1001)))
-    clock = slow_iptables(synced, monkeypatch, 1.2)
+    synced.sync(*numbered(*range(1, 1001)))
     synced.live.rejects = lambda rule: "--to-destination 10.245." in rule
     synced.tables.distrust()
     changed = [Updated(slice_of(f"10.245.0.{number}", service=f"svc{number}")) for number in (7, 444)]
-    report = synced.sync_and_retry(*changed, *numbered(*range(1001, 1006)))
-    assert set(quarantined(report)) == {"svc7", "svc444"}
-    assert clock.now < 60
+    assert synced.sync(*changed, *numbered(*range(1001, 1006))).held == 7
+    assert set(quarantined(synced.sync_and_retry())) == {"svc7", "svc444"}
 
 
 HANG = TimedOut("iptables-restore", 60)
@@ -350,9 +344,8 @@ def test_no_service_is_blamed_if_iptables_hangs_with_any(synced: SyncedFamily) -
 def test_one_timeout_blames_no_service(synced: SyncedFamily) -> None:
     """A busy node may cause it once."""
     synced.live.on_restore = fail_on("10.244.0.6:", HANG, times=2)
-    with pytest.raises(SyncFailed):
-        synced.sync_and_retry(*numbered(5, 6))
-    assert synced.sync_and_retry().quarantined == ()
+    assert synced.sync_and_retry(*numbered(5, 6)).quarantined == ()
+    assert synced.targets() == {"10.244.0.5:8080", "10.244.0.6:8080"}
 
 
 def test_a_rejection_without_a_reason_is_retried() -> None:
@@ -374,13 +367,20 @@ def test_a_rejection_without_a_reason_is_retried() -> None:
 
 def test_a_service_deleted_during_failed_syncs_leaves_quarantine(synced: SyncedFamily) -> None:
     """The following full sync gets no event for it."""
-    synced.live.on_restore = fail_on(r"\A(?!(?s:.*)-A KUBE-PROXY-CANARY)(?s:.*)is quarantined", times=1)
-    for event in numbered(1, 2):
-        synced.cluster.apply(event)
+    synced.live.on_restore = fail_on("is quarantined", times=1)
     with pytest.raises(SyncFailed):
-        synced.sync_and_retry()
+        synced.sync_and_retry(*numbered(1, 2))
     synced.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "svc1")))
     assert quarantined(synced.sync_and_retry()) == []
+
+
+def test_a_suspect_service_that_is_deleted_is_forgotten(synced: SyncedFamily) -> None:
+    assert synced.sync(*numbered(1, 2)).held
+    assert not synced.sync(
+        Deleted(Kind.SERVICE, Key("ns", "svc1")), Deleted(Kind.SERVICE, Key("ns", "svc2"))
+    ).held
+    assert not synced.tables.quarantine.has_tries
+    assert not synced.targets()
 
 
 def test_quarantined_services_are_retried_on_empty_tables(synced: SyncedFamily) -> None:
@@ -390,16 +390,6 @@ def test_quarantined_services_are_retried_on_empty_tables(synced: SyncedFamily) 
     synced.live.tables.clear()
     synced.tables.distrust()
     assert quarantined(synced.sync_and_retry(Updated(slice_of("10.244.0.9", service="svc1")))) == []
-
-
-def test_progress_is_reported_per_restore(synced: SyncedFamily) -> None:
-    reports: list[int] = []
-    synced.tables.quarantine.progress = lambda: reports.append(len(synced.live.texts))
-    synced.sync_and_retry(*numbered(2, 4))
-    assert not reports
-    synced.sync_and_retry(*numbered(*range(5, 9), 1))
-    # Not reported: both syncs, and the restart of one of them.
-    assert len(reports) == len(synced.live.texts) - 3
 
 
 def test_two_rejections_blame_no_service(synced: SyncedFamily) -> None:
@@ -414,6 +404,5 @@ def test_two_rejections_blame_no_service(synced: SyncedFamily) -> None:
             raise Rejected(lines.index(line) + 1, line, "Chain 'KUBE-SEP-A' does not exist", 2)
 
     synced.live.on_restore = reject
-    with pytest.raises(SyncFailed):
-        synced.sync_and_retry(*numbered(6))
-    assert synced.sync_and_retry().quarantined == ()
+    assert synced.sync_and_retry(*numbered(6)).quarantined == ()
+    assert synced.targets() == {"10.244.0.6:8080"}

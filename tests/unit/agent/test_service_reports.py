@@ -50,11 +50,9 @@ def reports() -> Iterator[Reports]:
         yield Reports(lines)
 
 
-def with_quarantined(*services: str, family: Family = Family.IPV4, tried: bool = True) -> SyncReport:
+def with_quarantined(*services: str, family: Family = Family.IPV4) -> SyncReport:
     quarantined = tuple(
-        Quarantined.from_port(
-            family, PortName("ns", name, "http", "TCP"), "Invalid argument", 1.0, tried=tried
-        )
+        Quarantined.from_port(family, PortName("ns", name, "http", "TCP"), "Invalid argument", 1.0)
         for name in services
     )
     done = report(*(service(name) for name in ("one", "two")), family=family)
@@ -79,12 +77,11 @@ def test_each_quarantined_port_is_reported_once(reports: Reports) -> None:
     assert reports.logged("event", "service")[-1] == ("service released from quarantine", "ns/one:http")
 
 
-def test_undecided_ports_are_reported_as_a_number(reports: Reports) -> None:
-    """Each one that turns out to be rejected is reported like any other."""
-    for _ in range(2):
-        assert not reports.sync(with_quarantined("one", "two", tried=False))
-    assert reports.logged("event", "service_ports") == [("service ports rejected until tried", 2)]
-    assert reports.regarding == []
+def test_suspect_ports_are_reported_as_a_number(reports: Reports) -> None:
+    """When there are more than before. Each one that turns out to be rejected is reported like any other."""
+    for held in (2, 2, 1):
+        assert not reports.sync(msgspec.structs.replace(with_quarantined(), held=held))
+    assert reports.logged("event", "service_ports") == [("rules rejected, looking for the service", 2)]
     assert reports.sync(with_quarantined("two"))
     assert reports.regarding == [Key("ns", "two")]
     assert reports.logged("event")[1:] == [("service quarantined",)]

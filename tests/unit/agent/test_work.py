@@ -39,7 +39,7 @@ def planned(work: Work, now: float = 1.0) -> list[type[Step]]:
         ),
         pytest.param(lambda work: setattr(work, "unused_chains", True), [Turn], id="unused chains"),
         pytest.param(
-            lambda work: work.retries.follow([PORT], [PORT], (), 0.0), [Retry], id="an undecided port"
+            lambda work: work.retries.follow([], (), 0.0, searching=True), [Retry], id="a suspect port"
         ),
         pytest.param(
             lambda work: work.checks.external_write(ExternalWrite(Family.IPV4, frozenset(TABLES)), 0.0),
@@ -85,7 +85,7 @@ def test_a_step_takes_all_changes_since_the_last_one() -> None:
 def test_turns_and_retries_wait_for_a_sync_that_would_begin_meanwhile() -> None:
     work = synced()
     work.defer(WEB, [PORT])
-    work.retries.follow([PORT], [PORT], (), 0.0)
+    work.retries.follow([], (), 0.0, searching=True)
     assert (work.plan(Turn, 1.0, fits=False), work.plan(Retry, 1.0, fits=False)) == (None, None)
     assert (work.due(9.0), work.due(-math.inf)) == (9.0, -math.inf)
 

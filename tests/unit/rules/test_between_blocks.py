@@ -139,17 +139,17 @@ def check(first: Ruleset, between: Iterable[Ruleset], last: Ruleset) -> None:
     backend=st.sampled_from(Backend),
     chains_per_block=st.sampled_from([None, 1, 4]),
 )
-def test_packets_during_a_bisection_meet_the_old_or_the_new_rules(
+def test_packets_during_a_search_meet_the_old_or_the_new_rules(
     before: list[Event], changes: list[Event], backend: Backend, chains_per_block: int | None
 ) -> None:
-    """The trial restores of a bisection have no outcome of their own."""
+    """Neither tries nor what precedes them has an outcome of its own."""
     bad = [Updated(service("bad", cluster_ip="10.99.0.1")), Updated(slice_of("10.244.9.9", service="bad"))]
     node = Node(*before, backend=backend, chains_per_block=chains_per_block)
     node.live.rejects = lambda rule: "--to-destination 10.244.9.9:" in rule
     node.sync()
     first = node.live.save()
     node.states.clear()
-    assert [it.name for it in node.sync(*changes, *bad).quarantined] == ["bad"]
+    assert [it.name for it in node.sync_and_retry(*changes, *bad).quarantined] == ["bad"]
     states = [state for at, state in enumerate(node.states) if state not in node.states[:at]]
     check(first, states, node.live.save())
 
