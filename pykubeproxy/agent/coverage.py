@@ -254,14 +254,18 @@ class Resolution:
                 ports = tuple(_reduced(ports, self._known.ports(key), chains))
                 self.kept |= stay
                 self.reduced |= chains.keys()
-            for port in ports:
-                name = port.port.name
-                if name not in known and quarantine.is_doubtful(port) and self._can_stay(port):
-                    self.doubtful.append(port)
-                    self.held.add(name)
-            self.held |= held.intersection(port.port.name for port in ports)
-            stay |= self.held.intersection(port.port.name for port in ports)
-            ports = tuple(port for port in ports if port.port.name not in stay)
+            doubtful = [
+                port
+                for port in ports
+                if port.port.name not in known and quarantine.is_doubtful(port) and self._can_stay(port)
+            ]
+            suspects = {port.port.name for port in ports if port.port.name in held}
+            suspects.update(port.port.name for port in doubtful)
+            if suspects:
+                self.doubtful += doubtful
+                self.held |= suspects
+                stay |= suspects
+                ports = tuple(port for port in ports if port.port.name not in suspects)
             self.services[key] = ports
             yield DesiredService(
                 key,

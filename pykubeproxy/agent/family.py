@@ -53,7 +53,7 @@ class FamilyController:
         self._clock = clock
         # As of the last sync.
         self._local_addresses: tuple[str, ...] = ()
-        self._node_ports = NodePortAddresses((), False)
+        self._node_ports = NodePortAddresses()
         self.work.schedule(config.iptables.sync_period, clock())
         opened.tables.on_progress(observers.progress)
 

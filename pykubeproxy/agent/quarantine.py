@@ -122,21 +122,21 @@ class Quarantine:
         If only rules that replace those of quarantined ports may be the reason, these ports get none.
         """
         new = [port for port in ports if port.port.name not in self._rejected]
-        if len(new) == len(ports) == 1:
-            (name,) = (port.port.name for port in new)
-            self._remove([name])
-            self._kinds[name] = _kind(new[0])
-            return self._rejected_alone(name, reason, 1)
-        self._hold(new, 1)
-        for name in (port.port.name for port in ports) if not new else ():
-            self._rejected[name] = msgspec.structs.replace(self._rejected[name], rejects_clients=False)
-        return ()
+        if not new:
+            for name in (port.port.name for port in ports):
+                self._rejected[name] = msgspec.structs.replace(self._rejected[name], rejects_clients=False)
+            return ()
+        if len(ports) > 1:
+            self.hold(new, 1)
+            return ()
+        (port,) = new
+        name = port.port.name
+        self._remove([name])
+        self._kinds[name] = _kind(port)
+        return self._rejected_alone(name, reason, 1)
 
-    def hold_doubtful(self, ports: Collection[ResolvedPort]) -> None:
-        """Hold back ports that are doubtful."""
-        self._hold(ports, 0)
-
-    def _hold(self, ports: Collection[ResolvedPort], rejections: int) -> None:
+    def hold(self, ports: Collection[ResolvedPort], rejections: int = 0) -> None:
+        """Hold back ports after so many writes with all of them were rejected."""
         kinds: dict[Hashable, list[PortName]] = {}
         for port in ports:
             kinds.setdefault(_kind(port), []).append(port.port.name)

@@ -69,12 +69,8 @@ def owner_of_line(line: str, facts: Iterable[Fact], plan: Plan) -> PortName | No
     return next(found, None)
 
 
-def changed_ports(facts: Collection[Fact], plan: Plan, tables: Tables) -> list[PortName]:
-    """Return the service ports of which a block would bring rules that the tables lack, in the order of the block.
-
-    Raises KernelError.
-    """
-    live = tables.save(("nat", "filter"))
+def changed_ports(facts: Collection[Fact], plan: Plan, live: Ruleset) -> list[PortName]:
+    """Return the service ports of which a block would bring rules that the tables lack, in the order of the block."""
     found: dict[PortName, None] = {}
     for fact in facts:
         if isinstance(fact, PortsWritten):

@@ -294,7 +294,7 @@ class FamilyTables:
         finally:
             exist = resolution.kept | resolution.held
             self.quarantine.resolved(resolution.services, resolution.oversized, exist)
-            self.quarantine.hold_doubtful(resolution.doubtful)
+            self.quarantine.hold(resolution.doubtful)
         stopwatch.lap("render")
         stopwatch.move("render", "restore", waited)
 
@@ -321,22 +321,21 @@ class FamilyTables:
             return True
         if not may_blame_ports(error):
             return False
-        if isinstance(error, Rejected) and error.line.startswith("-X "):
-            # Another proxy refers to the chain.
-            self._known.unread = frozenset(TABLES)
-            return True
         try:
-            owner = _owner(failed, attempt.plan)
+            owner, context = _owner(failed, attempt.plan), attempt.resolution.context
+            if self._others_interfered(error, owner, context.options):
+                return True
             if owner is None and self._fallback.may_be_tree(error, has_tree):
                 self._known.unread = frozenset(TABLES)
                 return True
-            options = attempt.resolution.context.options
-            if owner and self._is_outdated(owner, options):
-                return True
-            names = [owner] if owner else changed_ports(failed.facts, attempt.plan, self._tables)
             # Only the tables tell what is in force after a failure, or before the first sync.
             is_unknown = self._context is None or self.work.behind or not isinstance(error, Rejected)
-            if self._hold_back(names, reason(error), cluster, attempt.resolution.context, is_unknown):
+            if owner:
+                names, live = [owner], self._tables.save(("nat", "filter")) if is_unknown else None
+            else:
+                live = self._tables.save(("nat", "filter"))
+                names = changed_ports(failed.facts, attempt.plan, live)
+            if self._hold_back(names, reason(error), cluster, context, live if is_unknown else None):
                 return True
         except KernelError as another:
             raise SyncFailed(another) from failed
@@ -351,12 +350,12 @@ class FamilyTables:
         why: str,
         cluster: Cluster,
         context: RuleContext,
-        is_unknown: bool = False,
+        live: Ruleset | None = None,
     ) -> bool:
         """Hold suspect service ports back. Return whether there are any. Raises KernelError.
 
         Do not blame services for a fault of the node: if iptables rejects even an ordinary service, suspect none.
-        `is_unknown`: what the tables hold for them must be read.
+        `live` are the tables as read if only they tell what is in force.
         """
         services = dict.fromkeys(name.service_key for name in names)
         ports = {port.port.name: port for key in services for port in resolve_service(cluster, key, context)}
@@ -367,9 +366,8 @@ class FamilyTables:
         quarantined = self.quarantine.suspect(suspects, why)
         for name in (port.port.name for port in suspects):
             self._put_back(name)
-        if is_unknown:
-            new = self.quarantine.held() - held
-            self._known.claim(new, self._tables.save(("nat", "filter")))
+        if live is not None:
+            self._known.claim(self.quarantine.held() - held, live)
         self._note_quarantined(quarantined, rejecting)
         return True
 
@@ -381,11 +379,8 @@ class FamilyTables:
         if not may_blame_ports(error):
             raise failed
         assert self._context
-        if isinstance(error, Rejected) and error.line.startswith("-X "):
-            self._known.unread = frozenset(TABLES)
-            return ()
         owner = _owner(failed, plan)
-        if owner and self._is_outdated(owner, self._context.options):
+        if self._others_interfered(error, owner, self._context.options):
             return ()
         if owner and owner not in tried:
             self._hold_back([owner], reason(error), cluster, self._context)
@@ -411,19 +406,25 @@ class FamilyTables:
         if name in self._replaced:
             self._known.put_back(name, self._replaced[name])
 
-    def _is_outdated(self, name: PortName, options: RuleOptions) -> bool:
-        """Return whether the tables lack chains that rules of a port build on: another program has deleted them.
+    def _others_interfered(self, error: KernelError, owner: PortName | None, options: RuleOptions) -> bool:
+        """Return whether a rejection is due to another program; the next attempt reads the tables then.
 
-        The next sync reads the tables then. Raises KernelError.
+        It refers to an unused chain, or has deleted one on which the rules of the `owner` of the line build. Raises
+        KernelError.
         """
+        refers = isinstance(error, Rejected) and error.line.startswith("-X ")
+        if not refers and not (owner and self._lack_chains(owner, options)):
+            return False
+        self._known.unread = frozenset(TABLES)
+        return True
+
+    def _lack_chains(self, name: PortName, options: RuleOptions) -> bool:
+        """Return whether the tables lack known chains on which rules of a port build. Raises KernelError."""
         port = self._known.port(name)
         own = frozenset(map(nat, port.existing_chains())) if port else frozenset[ChainKey]()
         others = (*skeleton.fixed_chains(options), *skeleton.SHARED)
         keys = own | {key for key in others if self._known.chain(key) != MISSING_CHAIN}
-        if not keys or len(self._tables.chains(keys).chains) == len(keys):
-            return False
-        self._known.unread = frozenset(TABLES)
-        return True
+        return bool(keys) and len(self._tables.chains(keys).chains) < len(keys)
 
     # What a sync covers.
 

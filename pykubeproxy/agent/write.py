@@ -11,7 +11,7 @@ from pykubeproxy.rules.plan import Chunk
 
 
 class SyncFailed(Exception):
-    """iptables-restore failed, or must not be run yet.
+    """iptables-restore failed, or rejected something else on every attempt.
 
     `facts` would hold if the block with the rejected line were in force; if that is not known, they are those of all
     blocks.

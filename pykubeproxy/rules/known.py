@@ -20,7 +20,7 @@ from pykubeproxy.objects import Key
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.digests import ABSENT, CHAIN_ENTRIES, EMPTY, digest
 from pykubeproxy.rules.dispatch import SharedEntries, rules_by_chain
-from pykubeproxy.rules.iptables_save import parse_target
+from pykubeproxy.rules.iptables_save import parse_rule, parse_target
 from pykubeproxy.rules.ownership import is_ours, is_owned, referenced_by_others, with_branches
 from pykubeproxy.rules.ruleset import ChainKey, Entries, Rules, Ruleset
 from pykubeproxy.rules.text import Chain
@@ -30,7 +30,6 @@ from pykubeproxy.services.ports import PortName
 _TOPS = (names.firewall_chain, names.external_chain, names.cluster_chain, names.local_chain)
 # The tables with chains of ours.
 TABLES = ("mangle", "filter", "nat")
-_COMMENT = re.compile(r'--comment "?([^" ]+)')
 _FRONTEND = re.compile(r"(?:-d (\S+)/(?:32|128) )?.*--dport (\d+)(?: |$)")
 
 
@@ -408,7 +407,7 @@ class KnownTables:
             self.outdated.setdefault(root, set()).add(name.service_key)
 
     def claim(self, ports: Iterable[PortName], live: Ruleset) -> None:
-        """Record what the tables, as read, hold of these service ports, whoever wrote it."""
+        """Record what the tables, as read, hold of these service ports; an earlier proxy may have written it."""
         entries: dict[PortName, dict[ChainKey, list[str]]] = {name: {} for name in ports}
         titles = {str(name): name for name in entries}
         tops = {make(name): name for name in entries for make in _TOPS}
@@ -417,7 +416,7 @@ class KnownTables:
             while waiting:
                 for rule in live.chains.get(waiting.pop(), ()):
                     target = parse_target(rule)
-                    name = tops.get(target) if root.table == "nat" else titles.get(_title(rule))
+                    name = tops.get(target) if root.table == "nat" else titles.get(parse_rule(rule).title)
                     below = ChainKey(root.table, target)
                     if name:
                         entries[name].setdefault(root, []).append(rule)
@@ -615,12 +614,6 @@ def _observed(live: Ruleset, key: ChainKey) -> KnownChain:
 def _filter_entries(live: Ruleset, key: ChainKey) -> SharedEntries:
     rules = tuple(rule for rules in with_branches(live, key).values() for rule in rules if "-j " in rule)
     return SharedEntries(key).with_lost(rules)
-
-
-def _title(entry: str) -> str:
-    """Return the service port that the comment of an entry names; "" without one."""
-    match = _COMMENT.search(entry)
-    return match[1] if match else ""
 
 
 def _frontend(entry: str) -> tuple[str, int] | None:
