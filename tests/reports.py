@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from pykubeproxy.agent.report import SyncReport
+from pykubeproxy.agent.notices import SyncReport
 from pykubeproxy.objects import EndpointSlice, Family, Key, Service, Updated
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName, ReservedAddresses

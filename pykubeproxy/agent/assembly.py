@@ -9,11 +9,12 @@ from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox
 from pykubeproxy.agent.node_setup import set_up
 from pykubeproxy.agent.observe.events import NORMAL, ApiRecorder, Recorder
-from pykubeproxy.agent.observe.health import Heartbeat
+from pykubeproxy.agent.observe.health import Health, Heartbeat
+from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.status import StatusService
 from pykubeproxy.agent.startup import Families, open_families
-from pykubeproxy.agent.stops import ConfigFileWatch, keep_lock, start_thread
+from pykubeproxy.agent.stops import ConfigFileWatch, start_thread, watch_files
 from pykubeproxy.kernel import InstanceLock, watch_addresses
 from pykubeproxy.sources import Client, Watch
 
@@ -41,15 +42,20 @@ def run_agent(
     recorder = ApiRecorder(client, node_name) if client and not options.once else Recorder(node_name)
     report_start(families, recorder)
     names = [opened.tables.family for opened in families.opened]
-    observers = Observers(config, names, recorder, client is not None, mailbox.waiting_since, heartbeat)
-    flows = FlowCleaner(config.logging.verbosity, observers.metrics.reconciled)
+    health = Health(
+        names, config.iptables.sync_period, client is not None, mailbox.waiting_since, heartbeat.hung
+    )
+    metrics = Metrics(busy_seconds=heartbeat.busy_seconds, families=names)
+    observers = Observers(config, names, recorder, health, metrics)
+    flows = FlowCleaner(config.logging.verbosity, metrics.reconciled)
+    observers.add(flows.notice)
     agent = Agent(
         config,
         node_name,
         families,
         mailbox,
         observers,
-        flows,
+        heartbeat,
         wait_for_node=client is not None,
         once=options.once,
         api_servers=api_servers,
@@ -60,14 +66,15 @@ def run_agent(
         service = StatusService(
             node_name, families, observers, mailbox.ask, watches, api_servers, lock.waiting
         )
+        heartbeat.progress()  # a start that hangs is seen too
         observers.serve(options.flags, service.status, service.objects)
-        observers.metrics.watching(watches)
-        observers.health.watching(watches)
-        observers.metrics.cleaning_flows(flows.waiting_seconds)
-        observers.metrics.read_dropped_lines(options.dropped_lines)
+        metrics.watching(watches)
+        health.watching(watches)
+        metrics.cleaning_flows(flows.waiting_seconds)
+        metrics.read_dropped_lines(options.dropped_lines)
         watch_addresses(lambda: mailbox.put(AddressesChanged()))
-        start_thread("instance-lock", lambda: keep_lock(lock, mailbox.put), mailbox)
-        for worker in (flows, config_watch, families.watch):
+        start_thread("files", lambda: watch_files(lock, config_watch, mailbox.put), mailbox)
+        for worker in (flows, families.watch):
             if worker:
                 start_thread(worker.name, worker.run, mailbox)
         return agent.run()

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import structlog
 
+from pykubeproxy.agent.notices import Notice, SyncReport
 from pykubeproxy.agent.observe.service_reports import ENDPOINTS, SYNCS
-from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.kernel import conntrack, network
 from pykubeproxy.kernel.conntrack import TrackedFlow
 from pykubeproxy.objects import Family, address_and_port
-from pykubeproxy.services.flows import Flush, NodePortAddresses, StaleFlowFilter, UdpPorts
+from pykubeproxy.services.flows import Flush, StaleFlowFilter, UdpPorts
 
 RETRY_PERIOD = 30.0  # seconds
 # Errors that a retry does not help against: no permission, or no conntrack over netlink.
@@ -28,7 +28,7 @@ Cleaned = Callable[[Family, float, int], None]
 class FlowCleaner:
     """Delete the UDP flows that a change of Services or endpoints made stale.
 
-    The reconcile loop calls `synced`; `run` needs its own thread. After each scan of a family's flows, that thread calls
+    The reconcile loop calls `notice`; `run` needs its own thread. After each scan of a family's flows, that thread calls
     `cleaned` with the family, the duration in seconds and the number of deleted flows.
     """
 
@@ -45,13 +45,19 @@ class FlowCleaner:
         self._wake = threading.Event()
         self._warned: set[Family] = set()
 
-    def synced(self, report: SyncReport, at: NodePortAddresses) -> None:
-        """Request a scan if a sync changed UDP services, and return at once; `at` is where node ports are served."""
+    def notice(self, notice: Notice) -> None:
+        """Request a scan if a sync changed UDP services, and return at once."""
+        if isinstance(notice, SyncReport):
+            self._synced(notice)
+
+    def _synced(self, report: SyncReport) -> None:
         # A drift repair or a full sync that wrote something may have ended a period without rules.
         repaired = bool(report.drift) or (report.full and report.wrote)
         ports = self._ports[report.family]
         rejected = {quarantined.port_name for quarantined in report.quarantined}
-        flush = ports.update(report.resolved, report.gone, at, repaired, report.installed, rejected)
+        flush = ports.update(
+            report.resolved, report.gone, report.node_ports, repaired, report.installed, rejected
+        )
         if flush is not None:
             with self._lock:
                 self._pending[flush.family] = flush.merged_with(self._pending.get(flush.family))

@@ -50,9 +50,9 @@ class TimeShare:
         self._failures = 0
         self._used_until = self._due = -math.inf
 
-    def due(self) -> float:
-        """Return when the next piece of work may start."""
-        return self._due
+    def due(self, is_new: bool = False) -> float:
+        """Return when the next piece of work may start; failures do not delay new work."""
+        return self._used_until if is_new else self._due
 
     def worked(self, begun: float, now: float, succeeded: bool = True) -> None:
         """Record the end of a piece of work."""

@@ -2,23 +2,24 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import structlog
 
 from pykubeproxy import garbage
 from pykubeproxy.agent.family import FamilyController
-from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.limiter import MAX_PERIOD, SyncLimiter
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop, Task, log_stop
 from pykubeproxy.agent.node_rules import LeftoverSchedule, remove_leftovers, route_loopback
+from pykubeproxy.agent.notices import EventApplied, SyncsEnded
+from pykubeproxy.agent.observe.health import Heartbeat
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.status import LoopQuery
+from pykubeproxy.agent.pending import Work
 from pykubeproxy.agent.startup import Families, StartGate
-from pykubeproxy.agent.work import Changes, Losses, Retry, Step, SyncStep, Turn
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import ExternalWrite, KernelError, system
-from pykubeproxy.objects import Event, Family, Key, Listed, Node
+from pykubeproxy.objects import Event, Family, Listed, Node
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ApiServers
 
@@ -39,7 +40,7 @@ class Agent:
         families: Families,
         mailbox: Mailbox,
         observers: Observers,
-        flows: FlowCleaner,
+        heartbeat: Heartbeat,
         wait_for_node: bool = True,
         once: bool = False,
         api_servers: Callable[[], ApiServers] = frozenset,
@@ -50,6 +51,7 @@ class Agent:
         self._node_name = node_name
         self._mailbox = mailbox
         self._observers = observers
+        self._heartbeat = heartbeat
         self._once = once
         self._read_api_servers = api_servers
         self._api_servers: ApiServers = frozenset()
@@ -57,12 +59,12 @@ class Agent:
         self._released: ApiServers = frozenset()
         self._clock = clock
         self._families = [
-            FamilyController(opened, config, node_name, observers, flows, families.watch, clock)
+            FamilyController(opened, config, node_name, observers.notice, families.watch, clock)
             for opened in families.opened
         ]
-        # The kinds of steps between syncs, for each family, in the order of their next chance.
-        self._between: list[tuple[type[Step], FamilyController]] = [
-            (kind, family) for kind in (Losses, Turn, Retry) for family in self._families
+        # The steps between syncs, for each family, in the order of their next chance.
+        self._between = [
+            (step, family) for step in (Work.LOSSES, Work.TURN, Work.TRY) for family in self._families
         ]
         # How long the last of these steps took, in seconds.
         self._work_seconds = 0.0
@@ -71,7 +73,7 @@ class Agent:
         self._backend = families.backend
         self._leftovers = LeftoverSchedule(config.iptables.sync_period, now)
         self._cluster = Cluster()
-        observers.know_uids(self._cluster.service_uid)
+        observers.recorder.uid_of = self._cluster.service_uid
         self._node: Node | None = None
         self._in_sync = False  # since the first successful sync
         self._next_retry = now + config.iptables.sync_period
@@ -81,7 +83,7 @@ class Agent:
         """Reconcile until a Stop arrives, and return the exit status. The rules stay in place."""
         while True:
             for message in self._wait():
-                self._observers.progress()
+                self._heartbeat.progress()
                 if isinstance(message, Stop):
                     return log_stop(message)
                 self._handle(message)
@@ -104,9 +106,9 @@ class Agent:
 
     def _wait(self) -> list[Message]:
         seconds = self._next_wakeup() - self._clock()
-        self._observers.idle()
+        self._heartbeat.idle()
         messages = self._mailbox.take(seconds)
-        self._observers.progress()
+        self._heartbeat.progress()
         return messages
 
     def _handle(self, message: Task) -> None:
@@ -126,29 +128,29 @@ class Agent:
         """Apply an event, and sync the families whose rules it may change: a needless sync delays the next change."""
         changes, before = self._cluster.apply(event), self._node
         self._node = self._cluster.node(self._node_name)
-        self._observers.event_applied(event, changes)
-        self._observers.node_changed(self._node)
+        self._observers.notice(EventApplied(event, changes, self._node))
         if _rule_facts(self._node) != _rule_facts(before) or (
             isinstance(event, Listed) and not self._in_sync
         ):
             self._request_sync()
+        arrived, listed = self._mailbox.waiting_since(), isinstance(event, Listed)
         for family in self._families:
-            if services := [key for key, families in changes.items() if family.family in families]:
-                self._request_sync(family, services, isinstance(event, Listed))
+            of_family = {
+                key: change.loses for key, change in changes.items() if family.family in change.objects
+            }
+            if of_family:
+                family.request(arrived, of_family, listed)
 
-    def _request_sync(
-        self, only: FamilyController | None = None, services: Iterable[Key] = (), listed: bool = False
-    ) -> None:
-        now = self._clock()
-        for family in [only] if only else self._families:
-            family.work.request(now, min(self._mailbox.waiting_since(), now), services, listed)
+    def _request_sync(self) -> None:
+        for family in self._families:
+            family.request(self._mailbox.waiting_since())
 
     def _next_wakeup(self) -> float:
         due = self._sync_due()
         if not self._in_sync:
             return min(self._next_retry, due)
         work_from = due if self._clock() + self._work_seconds > due else -math.inf
-        work = min(family.work.due(work_from) for family in self._families)
+        work = min(family.next_due(work_from) for family in self._families)
         return min(self._next_retry, work, self._leftovers.due, due)
 
     def _retry_start(self) -> None:
@@ -198,32 +200,31 @@ class Agent:
             self._remove_leftovers()
             return
         fits = now + self._work_seconds <= until
-        for kind, family in self._between:
-            if step := family.work.plan(kind, now, fits):
-                self._take_step(family, step)
+        for step, family in self._between:
+            if now >= family.due(step) and (fits or step is Work.LOSSES):
+                self._take_step(step, family)
                 self._work_seconds = self._clock() - now
                 # The others come first the next time: a tenant may cause some of it without end.
-                self._between.remove((kind, family))
-                self._between.append((kind, family))
+                self._between.remove((step, family))
+                self._between.append((step, family))
                 return
 
-    def _take_step(self, family: FamilyController, step: Step) -> None:
-        if isinstance(step, Retry):
-            if family.retry(step, self._cluster):
-                self._request_sync(family)
-        elif isinstance(step, Losses | Turn):
-            self._sync_apart(family, step)
+    def _take_step(self, step: Work, family: FamilyController) -> None:
+        if step is not Work.TRY:
+            self._sync_apart(step, family)
+        elif family.try_ports(self._cluster):
+            family.request(self._mailbox.waiting_since())
 
     def _remove_leftovers(self) -> None:
-        found = remove_leftovers(self._config, self._backend, self._observers.progress)
+        found = remove_leftovers(self._config, self._backend, self._heartbeat.progress)
         self._leftovers.checked(found, self._clock())
 
-    def _sync_apart(self, family: FamilyController, step: SyncStep) -> bool:
+    def _sync_apart(self, step: Work, family: FamilyController) -> bool:
         """Sync some waiting Services of a family. Return whether that succeeded."""
-        succeeded = self._sync_family(family, step)
+        succeeded = self._sync_family(step, family)
         if not succeeded:
             self._limiter.finished(self._clock(), succeeded)
-        self._observers.apply_checks(self._node)
+        self._observers.notice(SyncsEnded(False, self._node))
         return succeeded
 
     def _take_all_turns(self) -> bool:
@@ -231,14 +232,14 @@ class Agent:
         for family in self._families:
             succeeded = self._take_all_tries(family) and succeeded
             failed = 0
-            while family.work.turns > failed:
-                failed += not (self._sync_apart(family, Turn()) and self._take_all_tries(family))
+            while family.tables.waiting > failed:
+                failed += not (self._sync_apart(Work.TURN, family) and self._take_all_tries(family))
             succeeded = succeeded and not failed
         return succeeded
 
     def _take_all_tries(self, family: FamilyController) -> bool:
-        while family.is_searching and family.work.tries_due() <= self._clock():
-            if family.retry(Retry(()), self._cluster) and not self._sync_changes(family):
+        while family.is_searching and family.due(Work.TRY) <= self._clock():
+            if family.try_ports(self._cluster) and not self._sync_changes(family):
                 return False
         return not family.is_searching
 
@@ -246,7 +247,7 @@ class Agent:
         """Return when the next sync is due, in an hour at the latest."""
         return max(
             self._gate.opens_at(self._cluster, self._node),
-            self._limiter.due(min((family.work.requested for family in self._families), default=math.inf)),
+            self._limiter.due(min((family.requested for family in self._families), default=math.inf)),
         )
 
     def _may_sync(self) -> bool:
@@ -264,7 +265,7 @@ class Agent:
         results = [self._sync_changes(family) for family in self._families]
         succeeded = all(results)
         self._limiter.finished(self._clock(), succeeded)
-        self._observers.round_finished(succeeded, self._node)
+        self._observers.notice(SyncsEnded(succeeded, self._node))
         if succeeded and not self._in_sync:
             self._in_sync = True
             services, slices = self._cluster.counts()
@@ -279,15 +280,13 @@ class Agent:
 
         If the second sync fails, all others have their rules.
         """
-        changes = family.work.plan(Changes, self._clock())
-        if not isinstance(changes, Changes):
+        if not family.needs_sync:
             return True
-        if not self._sync_family(family, changes):
+        if not self._sync_family(Work.CHANGES, family):
             return False
-        losses = family.work.plan(Losses, self._clock())
-        return not isinstance(losses, Losses) or self._sync_family(family, losses)
+        return self._clock() < family.due(Work.LOSSES) or self._sync_family(Work.LOSSES, family)
 
-    def _sync_family(self, family: FamilyController, step: SyncStep) -> bool:
+    def _sync_family(self, step: Work, family: FamilyController) -> bool:
         succeeded = family.sync(step, self._cluster, self._node, self._api_servers)
         if succeeded and family.family is Family.IPV4 and not self._in_sync:
             route_loopback(self._config)  # after the sync, which writes the guard

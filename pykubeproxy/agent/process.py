@@ -70,7 +70,7 @@ def serve(options: RunOptions) -> int:
     config = options.loaded.config
     node_name = config.hostname_override or socket.gethostname().lower()
     mailbox = Mailbox()
-    config_watch = ConfigFileWatch(options.config_file, mailbox.put) if options.config_file else None
+    config_watch = ConfigFileWatch(options.config_file) if options.config_file else None
     # Report errors of the configuration before changing anything on the node.
     client = _client(config) if options.manifests is None else None
     with InstanceLock() if options.once else take_over(config, node_name, options.flags) as lock:

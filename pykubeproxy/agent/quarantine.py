@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -322,20 +321,19 @@ class RetrySchedule:
     def follow(
         self,
         rejected: Collection[PortName],
-        changed: Collection[Key],
         now: float,
         *,
         has_tries: bool = False,
         searching: bool = False,
     ) -> None:
-        """Schedule exactly these ports. `changed` are the Services that have changed since the last call.
-
-        `has_tries`: some of them are being tried already; `searching`: suspect ports are.
-        """
+        """Schedule exactly these ports. `has_tries`: some are being tried already; `searching`: suspect ports are."""
         self._has_tries, self._searching = has_tries or searching, searching
         self._ports = {name: self._ports.get(name) or _TriedPort(now, now + MAX_PERIOD) for name in rejected}
+
+    def changed(self, services: Collection[Key], now: float) -> None:
+        """Record that these Services have changed."""
         for name, port in self._ports.items():
-            if name.service_key in changed:
+            if name.service_key in services:
                 port.due = min(port.due, max(now, port.tried + port.backoff()))
 
     def due(self) -> float:
@@ -376,7 +374,7 @@ _TOO_DEEP = ("too many links", "too many levels")
 
 
 class Fallback:
-    """Dispatch flat in one family after iptables has rejected its tree, until `retry` or until the options change.
+    """Dispatch flat in one family after iptables has found too many jumps in its tree, until `retry` or other options.
 
     The reconcile loop owns it.
     """
@@ -385,22 +383,10 @@ class Fallback:
         # Why the tree is rejected, "" if it is not; and the configured options of the last attempt.
         self.reason = ""
         self._options: RuleOptions | None = None
-        # How many rejections of this sync may have the tree as their reason: see `may_be_tree`.
-        self._rejections = 0
 
     def retry(self) -> None:
         """Try the tree again."""
         self.reason = ""
-
-    @contextmanager
-    def attempts(self) -> Iterator[None]:
-        """Enclose the attempts of a sync. If all fail, a flat chain did not help: keep the choice from before."""
-        before, self._rejections = (self.reason, self._options), 0
-        try:
-            yield
-        except BaseException:
-            self.reason, self._options = before
-            raise
 
     def context(self, context: RuleContext) -> RuleContext:
         """Return the context for the next attempt."""
@@ -411,29 +397,11 @@ class Fallback:
         options = msgspec.structs.replace(context.options, dispatch=Dispatch.FLAT)
         return msgspec.structs.replace(context, options=options)
 
-    def too_deep(self, error: KernelError, has_tree: bool) -> bool:
+    def reject(self, error: KernelError, has_tree: bool) -> bool:
         """Reject the tree if iptables found too many jumps or a loop. Return whether to make another attempt."""
-        return any(words in str(error).lower() for words in _TOO_DEEP) and self._reject(error, has_tree)
-
-    def may_be_tree(self, error: KernelError, has_tree: bool) -> bool:
-        """Suspect the tree of a rejection that names no service port. Return whether to make another attempt.
-
-        A concurrent writer causes single rejections, so that attempt writes the tree again, the next one a flat chain. If
-        even that is rejected, the tree was not the reason.
-        """
-        if not isinstance(error, Rejected):
+        if not (has_tree and isinstance(error, Rejected)):
             return False
-        self._rejections += 1
-        if self._rejections == 1:
-            return has_tree
-        if self._rejections == 2:
-            return self._reject(error, has_tree)
-        if self._rejections == 3:
-            self.reason = ""
-        return False
-
-    def _reject(self, error: KernelError, has_tree: bool) -> bool:
-        if not isinstance(error, Rejected) or error.is_shortage or not has_tree:
+        if not any(words in error.message.lower() for words in _TOO_DEEP):
             return False
         self.reason = error.message
         return True

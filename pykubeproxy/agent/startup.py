@@ -93,7 +93,7 @@ def _open(
     limit = NFT_CHAINS_PER_BLOCK if backend is kernel.Backend.NFT else None
     tables = msgspec.structs.replace(iptables, own_writes=watch.own_writes) if watch else iptables
     features = msgspec.structs.replace(features, nfacct=features.nfacct and _counters(family))
-    return OpenedFamily(FamilyTables(tables, limit), features)
+    return OpenedFamily(FamilyTables(tables, limit, progress=progress), features)
 
 
 def _watch(

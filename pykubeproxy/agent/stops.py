@@ -21,10 +21,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # How long a clean stop may take, and then how long to wait for the log, in seconds: 5 together.
 STOP_SECONDS, _DRAIN_SECONDS = 4.0, 0.5
 
-
-# How often to look for the file of the lock, in seconds.
-_LOCK_PERIOD = 1.0
-# A look each second instead of inotify: pyroute2's Inotify ignores errors, and inotify misses a replaced file.
+# How often to look at files, in seconds, instead of inotify: pyroute2's ignores errors, and it misses a replaced file.
 _PERIOD = 1.0
 
 
@@ -84,25 +81,16 @@ def stop_on_thread_death(mailbox: Mailbox) -> None:
 
 
 class ConfigFileWatch:
-    """Watch the configuration file at `path`.
+    """The configuration file at `path`, as it was last seen.
 
     A file with another content, or replaced by a rename, ends the process. A ConfigMap update does not: the kubelet swaps
     the symbolic link `..data`, so the path resolves to another file. A removed or moved file has no effect, since a
     restart would fail.
     """
 
-    name = "config-file"
-
-    def __init__(self, path: str, post: Callable[[Stop], None]) -> None:
-        self._path = path
-        self._post = post
+    def __init__(self, path: str) -> None:
+        self.path = path
         self._seen = self._look()
-
-    def run(self) -> None:
-        """Return after the first change, with a Stop posted."""
-        while not self.changed():
-            time.sleep(_PERIOD)
-        self._post(Stop(1, f"configuration file {self._path} was updated"))
 
     def changed(self) -> bool:
         """Return whether the file was written or replaced since the last call."""
@@ -113,18 +101,22 @@ class ConfigFileWatch:
     def _look(self) -> tuple[Path, int, bytes] | None:
         """Return the file that the path resolves to, with its inode and content; None if there is none."""
         try:
-            target = Path(self._path).resolve(strict=True)
+            target = Path(self.path).resolve(strict=True)
             return target, target.stat().st_ino, target.read_bytes()
         except OSError:
             return None
 
 
-def keep_lock(lock: InstanceLock, post: Callable[[Stop], None]) -> None:
-    """Lock the file anew whenever someone deletes it. Return when another agent was faster, with a Stop posted."""
+def watch_files(lock: InstanceLock, config: ConfigFileWatch | None, post: Callable[[Stop], None]) -> None:
+    """Lock the instance file anew whenever someone deletes it, and look at the configuration file.
+
+    Return with a Stop posted: when the configuration has changed, or when another agent was faster to lock.
+    """
     try:
-        while True:
-            time.sleep(_LOCK_PERIOD)
+        while not (config and config.changed()):
+            time.sleep(_PERIOD)
             if lock.restore():
                 log.warning("instance lock restored", reason="its file was deleted or replaced")
+        post(Stop(1, f"configuration file {config.path} was updated"))
     except KernelError as error:
         post(Stop(1, str(error)))

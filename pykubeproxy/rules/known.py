@@ -409,14 +409,15 @@ class KnownTables:
     def claim(self, ports: Iterable[PortName], live: Ruleset) -> None:
         """Record what the tables, as read, hold of these service ports; an earlier proxy may have written it."""
         entries: dict[PortName, dict[ChainKey, list[str]]] = {name: {} for name in ports}
-        titles = {str(name): name for name in entries}
+        titles = {(str(name), name.protocol.lower()): name for name in entries}
         tops = {make(name): name for name in entries for make in _TOPS}
         for root in skeleton.SHARED:
             waiting, seen = [root], {root}
             while waiting:
                 for rule in live.chains.get(waiting.pop(), ()):
-                    target = parse_target(rule)
-                    name = tops.get(target) if root.table == "nat" else titles.get(parse_rule(rule).title)
+                    target, parsed = parse_target(rule), parse_rule(rule)
+                    title = parsed.title, parsed.options.get("-p", "")
+                    name = tops.get(target) if root.table == "nat" else titles.get(title)
                     below = ChainKey(root.table, target)
                     if name:
                         entries[name].setdefault(root, []).append(rule)

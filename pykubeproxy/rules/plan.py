@@ -110,7 +110,8 @@ class OwnChains(NamedTuple):
 
     def chunk(self) -> Chunk:
         """Return the step that writes them."""
-        facts = (PortsWritten(self.ports), *self.facts) if self.ports else self.facts
+        # Adopted chains are part of a port before it is complete.
+        facts = (*self.facts, PortsWritten(self.ports)) if self.ports else self.facts
         return Chunk(write_chains(self.chains), self.chains, facts)
 
 

@@ -126,8 +126,17 @@ def kept_claims(claims: Iterable[Claim], limit: int) -> frozenset[str]:
     return frozenset(kept)
 
 
-# For each changed Service, the families in which its rules may change, and how many objects have changed there.
-ChangedServices = dict[Key, Counter[Family]]
+class ServiceChange(NamedTuple):
+    """How many objects of a Service have changed in each family, and whether it may have lost something there.
+
+    That is a port, an address or a usable endpoint. Its rules must lose it at once; what a Service gains may wait.
+    """
+
+    objects: Counter[Family]
+    loses: bool = False
+
+
+ChangedServices = dict[Key, ServiceChange]
 
 
 def families_of(object_: Service | EndpointSlice) -> frozenset[Family]:
@@ -168,8 +177,7 @@ class Cluster:
                 changes = self._remove(kind, key)
         for key in self._changed_affinity(changes):
             if service := self._services.get(key):
-                counts = Counter(families_of(service))
-                changes[key] = changes[key] | counts if key in changes else counts
+                changes[key] = _either(changes.get(key), ServiceChange(Counter(families_of(service))))
         return changes
 
     def has_listed(self, *kinds: Kind) -> bool:
@@ -233,17 +241,20 @@ class Cluster:
                 if before == object_:
                     return {}
                 self._services[key] = object_
-                return {key: Counter(families_of(object_).union(families_of(before) if before else ()))}
+                families = families_of(object_).union(families_of(before) if before else ())
+                return {key: ServiceChange(Counter(families), loses=before is not None)}
             case EndpointSlice():
-                if self._slices.get(key) == object_:
+                known = self._slices.get(key)
+                if known == object_:
                     return {}
                 # A changed label moves the slice to another Service; both are affected.
                 changes = self._remove(Kind.ENDPOINT_SLICE, key)
-                service_key, counts = object_.service_key, Counter(families_of(object_))
+                service_key, change = object_.service_key, ServiceChange(Counter(families_of(object_)))
                 self._slices[key] = object_
                 self._slices_of.setdefault(service_key, {})[object_.name] = object_
-                # The union of two counters is their maximum: one object has changed.
-                changes[service_key] = changes[service_key] | counts if service_key in changes else counts
+                if known and known.service_key == service_key:
+                    changes[service_key] = changes[service_key]._replace(loses=_loses(known, object_))
+                changes[service_key] = _either(changes.get(service_key), change)
                 return changes
 
     def _remove(self, kind: Kind, key: Key) -> ChangedServices:
@@ -252,7 +263,7 @@ class Cluster:
                 return {}
             case Kind.SERVICE:
                 service = self._services.pop(key, None)
-                return {key: Counter(families_of(service))} if service else {}
+                return {key: ServiceChange(Counter(families_of(service)), loses=True)} if service else {}
             case Kind.ENDPOINT_SLICE:
                 slice_ = self._slices.pop(key, None)
                 if slice_ is None:
@@ -261,7 +272,7 @@ class Cluster:
                 del siblings[slice_.name]
                 if not siblings:
                     del self._slices_of[slice_.service_key]
-                return {slice_.service_key: Counter(families_of(slice_))}
+                return {slice_.service_key: ServiceChange(Counter(families_of(slice_)), loses=True)}
 
 
 def _with_last_known(node: Node, before: Node | None) -> Node:
@@ -275,9 +286,32 @@ def _with_last_known(node: Node, before: Node | None) -> Node:
     )
 
 
+def _loses(before: EndpointSlice, after: EndpointSlice) -> bool:
+    """Return whether a slice has other ports now, or an endpoint of it is gone or less usable."""
+    ready, serving = (
+        {e.address for e in after.endpoints if e.ready},
+        {e.address for e in after.endpoints if e.serving},
+    )
+    return (
+        families_of(before) != families_of(after)
+        or before.ports != after.ports
+        or any(
+            (endpoint.ready and endpoint.address not in ready)
+            or (endpoint.serving and endpoint.address not in serving)
+            for endpoint in before.endpoints
+        )
+    )
+
+
+def _either(one: ServiceChange | None, other: ServiceChange) -> ServiceChange:
+    """Join two changes of one object: the union of two counters is their maximum."""
+    return ServiceChange(one.objects | other.objects, one.loses or other.loses) if one else other
+
+
 def _merged(changes: Iterable[ChangedServices]) -> ChangedServices:
     merged: ChangedServices = {}
-    for change in changes:
-        for key, families in change.items():
-            merged[key] = merged[key] + families if key in merged else families
+    for changed in changes:
+        for key, change in changed.items():
+            before = merged.get(key, ServiceChange(Counter()))
+            merged[key] = ServiceChange(before.objects + change.objects, before.loses or change.loses)
     return merged

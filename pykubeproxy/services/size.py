@@ -60,32 +60,6 @@ def count_endpoints(cluster: Cluster, key: Key, family: Family) -> int:
     return sum(min(ports, len(slice_.ports)) * len(slice_.endpoints) for slice_ in slices)
 
 
-def exposure(cluster: Cluster, key: Key, family: Family) -> frozenset[int]:
-    """Return hashes of what a Service exposes in one family.
-
-    That is its ports, addresses, health check port, allowed sources and usable endpoints. A Service that loses one of them
-    must lose rules at once; others may wait. There is no hash for each pair of a port and an endpoint, because a large
-    Service has too many.
-    """
-    service = cluster.service(key)
-    if service is None:
-        return frozenset()
-    given = (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips)
-    found = {hash(port) for port in service.ports}
-    found.update(hash(("address", address)) for address in given)
-    found.update(hash(("source", source)) for source in service.source_ranges or ("any",))
-    if service.health_check_node_port:
-        found.add(hash(("health check", service.health_check_node_port)))
-    for slice_ in cluster.slices_of(key, family):
-        ports = hash(slice_.ports)
-        for endpoint in slice_.endpoints:
-            if endpoint.ready:
-                found.add(hash((endpoint.address, ports, "ready")))
-            if endpoint.serving:
-                found.add(hash((endpoint.address, ports, "serving")))
-    return frozenset(found)
-
-
 def oversized(cluster: Cluster, key: Key, family: Family, limit: int) -> Oversized | None:
     """Return why a Service is too large to be served; None if it is not. A `limit` of 0 allows any size."""
     pairs = _pairs(cluster, key, family) if limit else 0

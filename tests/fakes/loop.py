@@ -1,13 +1,14 @@
 """The agent's reconcile loop on a test clock, with scripted messages and tables in memory."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import create_autospec
+from typing import Any, TypeVar
 
-from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import Mailbox, Message, Stop
-from pykubeproxy.agent.observe.observers import Observers
+from pykubeproxy.agent.notices import Notice
+from pykubeproxy.agent.observe.events import Recorder
+from pykubeproxy.agent.pending import Budget
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.config import Config, load
 from pykubeproxy.kernel import Backend, Failed, KernelError
@@ -28,6 +29,9 @@ LISTS: tuple[Message, ...] = (
 )
 STOP = Stop(0, "SIGTERM")
 BROKEN = Failed("iptables-restore", 1, "out of order")
+
+
+_N = TypeVar("_N")
 
 
 class Clock:
@@ -71,8 +75,13 @@ class FakeFamily:
 
     def __init__(self, family: Family = Family.IPV4) -> None:
         self.live = FakeIptables(family=family)
-        self.tables = FamilyTables(self.live, 200)
+        self.progress: Callable[[], None] = lambda: None
+        self.limit(None)
         self.facts_error: KernelError | None = None
+
+    def limit(self, budget: Budget | None) -> None:
+        """Begin anew; let each sync do no more than this."""
+        self.tables = FamilyTables(self.live, 200, budget, lambda: self.progress())
 
     def facts(self, with_addresses: bool) -> KernelFacts:
         if self.facts_error:
@@ -97,8 +106,32 @@ class Loop:
         self.live = self.family.live
         self.rules = self.family.rules
         self.clock = Clock()
-        self.observers = create_autospec(Observers, instance=True)
         self.waits = 0
+        # What the observers were told, and its kinds among the calls of the heartbeat: "progress" and "idle".
+        self.notices: list[Notice] = []
+        self.trail: list[str] = []
+        self.on_notice: Callable[[Notice], None] = lambda _: None
+        self.recorder, self.retried_listeners = Recorder(NODE), 0
+        for family in self.families:
+            family.progress = self.progress
+
+    def notice(self, notice: Notice) -> None:
+        self.notices.append(notice)
+        self.trail.append(type(notice).__name__)
+        self.on_notice(notice)
+
+    def told(self, kind: type[_N]) -> list[_N]:
+        """Return the notices of a kind."""
+        return [notice for notice in self.notices if isinstance(notice, kind)]
+
+    def retry_listeners(self) -> None:
+        self.retried_listeners += 1
+
+    def progress(self) -> None:
+        self.trail.append("progress")
+
+    def idle(self) -> None:
+        self.trail.append("idle")
 
     @property
     def now(self) -> float:
@@ -110,6 +143,12 @@ class Loop:
 
     def repair(self) -> None:
         self.live.failure = None
+
+    def break_facts(self) -> None:
+        self.family.facts_error = BROKEN
+
+    def repair_facts(self) -> None:
+        self.family.facts_error = None
 
     def run(
         self,
@@ -124,8 +163,8 @@ class Loop:
         families = SimpleNamespace(
             backend=Backend.NFT, opened=self.families, unsupported=unsupported, watch=None
         )
-        flows = create_autospec(FlowCleaner, instance=True)
-        arguments = (settings or config(), NODE, families, script, self.observers, flows)
+        # This object is both the observers and the heartbeat.
+        arguments = (settings or config(), NODE, families, script, self, self)
         status = Agent(*arguments, clock=self.clock, **options).run()  # type: ignore[arg-type]
         self.waits = script.waits
         return status

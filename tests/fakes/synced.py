@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
-from pykubeproxy.agent.report import SyncReport
+from pykubeproxy.agent.notices import SyncReport
+from pykubeproxy.agent.pending import Budget, Work
 from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes, Losses, Turn
 from pykubeproxy.agent.write import SyncFailed
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Failed, KernelError, Rejected, Tables
-from pykubeproxy.objects import Event, Family, Key, Node
+from pykubeproxy.objects import Event, Family, Node
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.digests import ABSENT, digest
 from pykubeproxy.rules.ownership import is_ours
@@ -50,6 +50,7 @@ class SyncedFamily:
         chains_per_block: int | None = _ALL,
         after_block: Callable[[FakeIptables], None] = lambda _: None,
         live: Tables | None = None,
+        budget: Budget | None = None,
     ) -> None:
         family = live.family if live else Family.IPV4
         self.context = context or flags_context(family, live is None)
@@ -60,7 +61,7 @@ class SyncedFamily:
         if chains_per_block == _ALL:
             self._chains_per_block = 200 if self.live.backend is Backend.NFT else None
         self._after_block = after_block
-        self._changed: set[Key] = set()
+        self._budget = budget
         self._restore = self.live.restore
         self.restart()
         self.apply(*events)
@@ -68,22 +69,24 @@ class SyncedFamily:
     def restart(self) -> None:
         """Begin with an agent that knows nothing about the tables."""
         self.broken = ""
-        self.tables = FamilyTables(self.live, self._chains_per_block)
+        self.tables = FamilyTables(self.live, self._chains_per_block, self._budget)
 
     def apply(self, *events: Event) -> None:
         """Change the cluster; the next sync follows."""
-        self._changed |= {key for event in events for key in self.cluster.apply(event)}
+        for event in events:
+            changes = self.cluster.apply(event)
+            self.tables.pending.changed({key: change.loses for key, change in changes.items()})
 
     def sync(self, *events: Event, context: RuleContext | None = None) -> SyncReport:
         """Sync what has changed, after these events."""
         self.apply(*events)
-        changed, self._changed = self._changed, set()
-        return self.tables.sync(self.cluster, Changes(changed), context or self.context)
+        return self.tables.sync(self.cluster, context or self.context)
 
     def sync_and_retry(self, *events: Event) -> SyncReport:
         """Sync, then try what is suspect, and the changed ports that were quarantined."""
-        self.apply(*events)
-        due = [it.port_name for it in self.tables.quarantined() if it.port_name.service_key in self._changed]
+        changed = {key for event in events for key in self.cluster.apply(event)}
+        self.tables.pending.mark(changed)
+        due = [it.port_name for it in self.tables.quarantined() if it.port_name.service_key in changed]
         report = self.sync()
         self.tables.quarantine.retry(due)
         return self.try_all() or report
@@ -93,15 +96,15 @@ class SyncedFamily:
         report: SyncReport | None = None
         while self.tables.quarantine.has_tries:
             report = self.tables.try_next(self.cluster).report or report
-            if self.tables.work.dirty:
+            if self.tables.needs_sync:
                 report = self.sync()
         return report
 
     def turn(self) -> SyncReport:
-        return self.tables.sync(self.cluster, Turn(), self.context)
+        return self.tables.sync(self.cluster, self.context, Work.TURN)
 
     def lose(self) -> SyncReport:
-        return self.tables.sync(self.cluster, Losses(), self.context)
+        return self.tables.sync(self.cluster, self.context, Work.LOSSES)
 
     def round(self, *events: Event) -> None:
         """Sync what has changed, then losses."""
@@ -109,11 +112,11 @@ class SyncedFamily:
         self.lose_if_due()
 
     def lose_if_due(self) -> None:
-        if self.tables.work.has_losses:
+        if self.tables.pending.losing:
             self._attempt(self.lose)
 
     def turn_if_due(self) -> None:
-        if self.tables.work.turns:
+        if self.tables.waiting:
             self._attempt(self.turn)
 
     def retry(self) -> None:
@@ -132,7 +135,7 @@ class SyncedFamily:
         for _ in range(turns):
             self.lose_if_due()
             self.turn_if_due()
-        assert not self.tables.work.turns
+        assert not self.tables.waiting
 
     def fail_after(self, blocks: int, work: Callable[["SyncedFamily"], object]) -> None:
         """Let some work fail after some blocks."""

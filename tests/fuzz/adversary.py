@@ -22,8 +22,8 @@ import structlog
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from pykubeproxy.agent import pending
 from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes, Turn
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
 from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES, ApiError, Store
@@ -132,29 +132,30 @@ class Core:
         for family in Family:
             fresh = FakeIptables(self.live[family].backend, family)
             tables = FamilyTables(fresh, None)
-            tables.sync(self.cluster, Changes(), context(family, self._dispatch))
-            while tables.work.turns:
-                tables.sync(self.cluster, Turn(), context(family, self._dispatch))
+            tables.sync(self.cluster, context(family, self._dispatch))
+            while tables.waiting:
+                tables.sync(self.cluster, context(family, self._dispatch), pending.Work.TURN)
             expected, found = map(_without_comments, (fresh.save().chains, self.live[family].save().chains))
             assert found == expected, sorted(
                 key for key in {*found, *expected} if found.get(key) != expected.get(key)
             )
 
     def _deliver(self, items: list[hostile.Json]) -> None:
-        changed: set[Key] = set()
+        changed: dict[Key, bool] = {}
         for item in items:
             if event := self._event(item):
-                changed.update(self.cluster.apply(event))
+                changed |= {key: change.loses for key, change in self.cluster.apply(event).items()}
         claimed = self.writer.claims()
         for family, tables in self.tables.items():
             begun = time.monotonic()
-            report = tables.sync(self.cluster, Changes(changed), context(family, self._dispatch))
+            tables.pending.changed(changed)
+            report = tables.sync(self.cluster, context(family, self._dispatch))
             assert time.monotonic() - begun < _SYNC_SECONDS
             assert not report.rejected_tree
             assert hostile.VICTIM not in {(entry.namespace, entry.name) for entry in report.quarantined}
             # Until its turn, a large Service keeps addresses that it no longer claims.
-            while tables.work.turns:
-                tables.sync(self.cluster, Turn(), context(family, self._dispatch))
+            while tables.waiting:
+                tables.sync(self.cluster, context(family, self._dispatch), pending.Work.TURN)
             found = list(problems(self.live[family].save(), self.writer.ready[family], claimed))
             assert not found, "\n".join(found)
 

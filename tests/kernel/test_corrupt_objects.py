@@ -5,7 +5,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Iptables, nfacct
 from pykubeproxy.objects import Kind, Object, Undecodable, Updated, decode
@@ -54,7 +53,7 @@ def test_rules_of_corrupt_objects_are_accepted(iptables: Iptables, inside: str) 
         assert violations(text) == []
         read = iptables.runner.run((iptables.tools.restore, "--noflush", "--test"), text)
         assert read.exit_code == 0, read.stderr
-        FamilyTables(iptables, 200).sync(cluster, Changes(), rules_context)
+        FamilyTables(iptables, 200).sync(cluster, rules_context)
         live = iptables.save().chains
         assert {key: live[key] for key in rendered.chains} == rendered.chains
         assert live[ChainKey("filter", "FOREIGN")] == foreign

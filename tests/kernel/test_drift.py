@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from pykubeproxy.agent.drift import DriftSchedule, TableReader
-from pykubeproxy.agent.report import SyncReport
+from pykubeproxy.agent.notices import SyncReport
 from pykubeproxy.agent.write import SyncFailed
 from pykubeproxy.kernel import (
     TABLES,
@@ -115,11 +115,15 @@ class Node:
     def chains(self, prefix: str, table: str = "nat") -> list[str]:
         return [chain for chain, _ in self.before.of_table(table) if chain.startswith(prefix)]
 
-    def repair(self) -> dict[str, TableDrift]:
-        """Wait for reported drift and repair it; return the drift by table."""
+    def wait_for_drift(self) -> None:
+        """Wait until all drift is reported."""
         with self.watch.own_writes(self.family):
             pass  # the watch reports all foreign writes first: on legacy, the next poll may see the last ones
         eventually(self.detects_drift)
+
+    def repair(self) -> dict[str, TableDrift]:
+        """Wait for reported drift and repair it; return the drift by table."""
+        self.wait_for_drift()
         report = self.sync()
         assert not self.tables.note_drift(scope(TABLES))
         assert self.external_writes == []
@@ -419,7 +423,7 @@ def test_a_native_nft_rule_in_a_built_in_chain_is_kept(node: Node) -> None:
     node.run("", "-t", "nat", "-D", "PREROUTING", *shlex.split(skeleton.JUMPS[PREROUTING][0]))
     node.run("", "-t", "nat", "-D", "KUBE-SERVICES", "1")
     node.run("", "-t", "filter", "-F", "KUBE-FORWARD")
-    eventually(node.detects_drift)
+    node.wait_for_drift()
     repair = {table.table: table for table in node.sync().drift}
     assert repair["nat"] == TableDrift("nat", jumps=1, rules=1)
     assert repair.keys() == {"nat", "filter"}

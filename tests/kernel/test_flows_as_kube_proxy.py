@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -68,7 +69,7 @@ class Node:
             self._synced.apply(*_events(name, self._objects[name]))
 
     def sync(self) -> None:
-        self._cleaner.synced(self._synced.sync(), self._addresses)
+        self._cleaner.notice(msgspec.structs.replace(self._synced.sync(), node_ports=self._addresses))
         self._cleaner.clean()
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from pykubeproxy.agent import quarantine
 from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
 from pykubeproxy.kernel import Backend, Iptables, Runner, Tables, open_iptables
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
 from pykubeproxy.rules.options import RuleOptions
@@ -68,17 +67,18 @@ def sync_forever(tables: Tables, limit: int | None, cluster: Cluster, rng: rando
             for event in random_change(rng, rng.randrange(SERVICES))
             for key in cluster.apply(event)
         }
-        family_tables.sync(cluster, Changes(changed), CONTEXT)
+        family_tables.pending.mark(changed)
+        family_tables.sync(cluster, CONTEXT)
         if rng.random() < 0.2:
             family_tables.distrust()
 
 
 def try_all(tables: FamilyTables, cluster: Cluster) -> None:
     """Sync, and make all tries."""
-    tables.sync(cluster, Changes(), CONTEXT)
+    tables.sync(cluster, CONTEXT)
     while tables.quarantine.has_tries:
         tables.try_next(cluster)
-        tables.sync(cluster, Changes(), CONTEXT)
+        tables.sync(cluster, CONTEXT)
 
 
 def kill(work: Callable[[], None], when: Callable[[], object]) -> None:
@@ -133,7 +133,7 @@ def test_one_sync_recovers_from_killed_agents(backend: Backend, namespace: str, 
         assert ours(iptables) == ours(fresh)
         assert [quarantined.name for quarantined in successor.quarantined()] in ([], ["svc7"])
         successor.distrust()
-        assert not successor.sync(cluster, Changes(), CONTEXT).wrote
+        assert not successor.sync(cluster, CONTEXT).wrote
 
 
 @pytest.mark.parametrize("backend", [Backend.NFT, Backend.LEGACY], ids=lambda backend: backend.value)

@@ -3,7 +3,7 @@
 import pytest
 
 from pykubeproxy.agent import quarantine
-from pykubeproxy.agent.report import SyncReport
+from pykubeproxy.agent.notices import SyncReport
 from pykubeproxy.kernel import Backend, Iptables, Runner, Tables
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
 from pykubeproxy.rules import skeleton

@@ -7,7 +7,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
 from pykubeproxy.config import Dispatch
 from pykubeproxy.kernel import Backend, Iptables, Runner, nfacct, open_iptables
 from pykubeproxy.objects import (
@@ -131,9 +130,9 @@ def test_random_rules_read_back(backend: Backend, family: Family, runner: Runner
         cluster = cluster_of(*world)
         rendered = render(cluster, rules_context)
         # Each example starts from the tables of the previous one.
-        FamilyTables(iptables, 3).sync(cluster, Changes(), rules_context)
+        FamilyTables(iptables, 3).sync(cluster, rules_context)
         assert ours(iptables.save(), rendered) == rendered.chains
-        assert not FamilyTables(iptables, 3).sync(cluster, Changes(), rules_context).wrote
+        assert not FamilyTables(iptables, 3).sync(cluster, rules_context).wrote
 
     sync_random_world()
 
@@ -169,7 +168,7 @@ def test_any_number_of_endpoints_reads_back(iptables: Iptables, inside: str, cou
     )
     rules_context = RuleContext(NodeTopology(NODE), RuleOptions(iptables.family), ())
     cluster = cluster_of(service, slice_)
-    FamilyTables(iptables, 200).sync(cluster, Changes(), rules_context)
+    FamilyTables(iptables, 200).sync(cluster, rules_context)
     rendered = render(cluster, rules_context)
     assert ours(iptables.save(), rendered) == rendered.chains
-    assert not FamilyTables(iptables, 200).sync(cluster, Changes(), rules_context).wrote
+    assert not FamilyTables(iptables, 200).sync(cluster, rules_context).wrote

@@ -5,7 +5,6 @@ from ipaddress import ip_address
 
 import pytest
 
-from pykubeproxy.agent.work import Changes
 from pykubeproxy.kernel import Iptables
 from pykubeproxy.objects import Deleted, Event, Family, Kind, Listed, Port, Protocol, Updated
 from pykubeproxy.rules.ownership import is_owned
@@ -85,7 +84,8 @@ def test_a_new_service_changes_one_leaf_per_tree(synced: SyncedFamily, iptables:
     report = synced.sync(Updated(slice_of(*pods(family, 1), service="new")), Updated(fresh))
     # Its own KUBE-EXT, KUBE-SVC and KUBE-SEP chains, and one leaf of each tree.
     assert report.chains_written <= 5
-    assert not synced.tables.sync(synced.cluster, Changes({fresh.key}), synced.context).wrote
+    synced.tables.pending.mark({fresh.key})
+    assert not synced.sync().wrote
 
 
 def test_one_endpoint_of_many_changes_one_group(synced: SyncedFamily, iptables: Iptables) -> None:

@@ -107,7 +107,7 @@ def check_tree(synced: SyncedFamily) -> None:
     """Write all, and expect that nothing is rejected, and that a second full sync has nothing to write."""
     report = synced.sync()
     assert not (report.rejected_tree or report.quarantined)
-    while synced.tables.work.turns:
+    while synced.tables.waiting:
         synced.turn()
     synced.tables.distrust()
     report = synced.sync()

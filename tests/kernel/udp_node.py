@@ -12,7 +12,6 @@ import msgspec
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.kernel import Backend, Runner, open_iptables
 from pykubeproxy.objects import EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Service, Updated
-from pykubeproxy.services.flows import NodePortAddresses
 from tests.fakes.synced import SyncedFamily
 from tests.fakes.waiting import PATIENCE
 from tests.kernel.node_network import NODE, PODS, LinkedNode
@@ -52,7 +51,7 @@ class UdpNode:
 
     def sync(self, *events: Event) -> None:
         """Apply these events in one sync."""
-        self._cleaner.synced(self._synced.sync(*events), NodePortAddresses())
+        self._cleaner.notice(self._synced.sync(*events))
 
     def client(self, destination: str, port: int = PORT) -> "Client":
         """Return a client with its own source port."""

@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -154,12 +155,11 @@ def test_a_missing_iptables_is_unhealthy(faulty: Node) -> None:
 QUARANTINED = 'pykubeproxy_services_quarantined{ip_family="IPv4"}'
 TREE_REJECTED = 'pykubeproxy_dispatch_tree_rejected{ip_family="IPv4"}'
 BAD_SERVICE = "/default.bad cluster IP/s/ -m tcp / -m tcp -m nfacct --nfacct-name nobody /"
-BRANCHES = "s/ -m comment --comment .services at / -m nfacct --nfacct-name nobody&/"
 
 
-def rejecting_environment(folder: Path, backend: str, sed_script: str) -> dict[str, str]:
+def rejecting_environment(folder: Path, backend: str) -> dict[str, str]:
     """Return an environment in which some rules use a counter that does not exist, until a file `well` is there."""
-    script = f'[ -e {folder}/well ] && exec $real "$@"\nsed \'{sed_script}\' | $real "$@"'
+    script = f'[ -e {folder}/well ] && exec $real "$@"\nsed \'{BAD_SERVICE}\' | $real "$@"'
     lock = {"XTABLES_LOCKFILE": str(folder / "lock")}
     return tool(folder, f"iptables-{backend}-restore", script) | lock
 
@@ -184,7 +184,7 @@ def test_a_rejected_service_is_quarantined_and_released(backend: str, tmp_path: 
         api.store.create(slice_of("bad", "10.244.0.5"))
         api.store.create(service("good", clusterIP="10.96.0.11"))
         api.store.create(slice_of("good", "10.244.0.6"))
-        environment = rejecting_environment(tmp_path, backend, BAD_SERVICE)
+        environment = rejecting_environment(tmp_path, backend)
         with running(log, *flags, "--master", api.url, environment=environment):
             eventually(lambda: answers(METRICS, "/healthz", 200))
             eventually(lambda: metric(QUARANTINED) == 1)
@@ -212,25 +212,35 @@ def test_a_rejected_service_is_quarantined_and_released(backend: str, tmp_path: 
             assert "quarantined" not in fetch(METRICS, "/statusz", accept="text/html").body.lower()
 
 
-@pytest.mark.parametrize("backend", ["nft", "legacy"])
-def test_a_rejected_dispatch_tree_is_replaced_by_a_flat_chain(backend: str, tmp_path: Path) -> None:
+def jumps_from_deep_below(levels: int) -> str:
+    """Return restore input of another program that jumps to KUBE-SERVICES below so many chains."""
+    chains = [f"DEEP-{number}" for number in range(levels)]
+    path = ["PREROUTING", *chains, "KUBE-SERVICES"]
+    declared = "".join(f":{chain} - [0:0]\n" for chain in (*chains, "KUBE-SERVICES"))
+    jumps = "".join(f"-A {chain} -j {below}\n" for chain, below in pairwise(path))
+    return f"*nat\n{declared}{jumps}COMMIT\n"
+
+
+def test_a_rejected_dispatch_tree_is_replaced_by_a_flat_chain(tmp_path: Path) -> None:
     """All Services are served; log, metric, status and page say so. A restart tries the tree again."""
-    flags = ("--hostname-override=node1", f"--iptables-backend={backend}")
+    flags = ("--hostname-override=node1", "--iptables-backend=nft")
     log = tmp_path / "agent.log"
-    environment = rejecting_environment(tmp_path, backend, BRANCHES)
     sentence = (
         "IPv4 uses a flat chain. iptables rejects the dispatch tree, which is tried again once an hour:"
     )
 
     def rules() -> list[str]:
-        return [line for line in saved(f"iptables-{backend}-save") if line.startswith("-A KUBE-SERVICES -d")]
+        return [line for line in saved("iptables-nft-save") if line.startswith("-A KUBE-SERVICES -d")]
 
     with inside_a_namespace(), server() as api:
+        subprocess.run(
+            ["iptables-nft-restore"], input=jumps_from_deep_below(11), text=True, check=True, timeout=10
+        )
         api.store.create(node("node1", "192.168.99.10"))
         for number in range(1, TREE_ABOVE + 20):
             api.store.create(service(f"s{number}", clusterIP=f"10.96.0.{number}"))
             api.store.create(slice_of(f"s{number}", f"10.244.0.{number}"))
-        with running(log, *flags, "--master", api.url, environment=environment):
+        with running(log, *flags, "--master", api.url):
             eventually(lambda: answers(METRICS, "/healthz", 200))
             eventually(lambda: metric(TREE_REJECTED) == 1)
             assert sum("cluster IP" in rule for rule in rules()) == TREE_ABOVE + 19
@@ -240,8 +250,8 @@ def test_a_rejected_dispatch_tree_is_replaced_by_a_flat_chain(backend: str, tmp_
             eventually(lambda: sum("cluster IP" in rule for rule in rules()) == TREE_ABOVE + 18)
             assert log.read_text().count("dispatch tree rejected, using a flat chain") == 1
             assert "service quarantined" not in log.read_text()
-        (tmp_path / "well").touch()
-        with running(log, *flags, "--master", api.url, environment=environment):
+        subprocess.run(["iptables-nft", "-t", "nat", "-F", "DEEP-0"], check=True, timeout=10)
+        with running(log, *flags, "--master", api.url):
             eventually(lambda: answers(METRICS, "/healthz", 200))
             eventually(lambda: len(rules()) < 20)
             eventually(lambda: metric(TREE_REJECTED) == 0)

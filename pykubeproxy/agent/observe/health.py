@@ -12,7 +12,17 @@ import msgspec
 import structlog
 
 from pykubeproxy import http
-from pykubeproxy.objects import Family, Node
+from pykubeproxy.agent.notices import (
+    DriftCalm,
+    DriftRepaired,
+    EventApplied,
+    Notice,
+    RulesMissing,
+    SyncFailure,
+    SyncQueued,
+    SyncReport,
+)
+from pykubeproxy.objects import Family
 from pykubeproxy.pages.kube_proxy import FamilyHealthPage, HealthPage
 from pykubeproxy.sources import Outage, Watch
 
@@ -154,26 +164,26 @@ class Health:
         """Include the lists of these watches."""
         self._watches = tuple(watches)
 
-    def sync_queued(self, family: Family, since: float | None = None) -> None:
-        """Record that a sync is due, after a change at `since` or a failure; the oldest since the last success counts."""
-        since = self._clock() if since is None else since
-        self._record(family, queued=min(self._families[family].queued, since))
-
-    def sync_succeeded(self, family: Family, is_complete: bool = True) -> None:
-        """Record a sync. One that is not complete, as most Services are suspect, does not make a family ready at first."""
-        if is_complete or self._families[family].updated:
-            self._record(family, updated=self._wall_clock(), queued=math.inf)
-
-    def rules_missing(self, family: Family, since: float | None) -> None:
-        """Record since when rules of ours are missing; None if none are."""
-        self._record(family, missing=math.inf if since is None else since)
-
-    def drift_contested(self, family: Family, contested: bool) -> None:
-        self._record(family, contested=contested)
-
-    def node_changed(self, node: Node | None) -> None:
-        leaving = node is not None and (node.deleting or _AUTOSCALER_TAINT in node.taints)
-        self._node_eligible = not leaving and (node is not None or not self._needs_node)
+    def notice(self, notice: Notice) -> None:
+        """Follow what the loop does."""
+        match notice:
+            case EventApplied(node=node):
+                leaving = node is not None and (node.deleting or _AUTOSCALER_TAINT in node.taints)
+                self._node_eligible = not leaving and (node is not None or not self._needs_node)
+            case SyncQueued(family, since):
+                self._queued(family, since)
+            case SyncFailure(family):
+                self._queued(family, self._clock())
+            case SyncReport(family=family, held=held, services=services):
+                # A family that was never synced is not ready while most Services are suspect.
+                if held <= services or self._families[family].updated:
+                    self._record(family, updated=self._wall_clock(), queued=math.inf)
+            case RulesMissing(family, since):
+                self._record(family, missing=math.inf if since is None else since)
+            case DriftRepaired(family=family, contested=contested):
+                self._record(family, contested=contested)
+            case DriftCalm(family):
+                self._record(family, contested=False)
 
     def state(self) -> HealthState:
         """Return the current state."""
@@ -190,6 +200,9 @@ class Health:
         outages = [outage for watch in self._watches if (outage := watch.list_outage)]
         unlisted = tuple(outage for outage in outages if outage.seconds > _UNLISTED_AFTER)
         return HealthState(self._wall_clock(), families, self._node_eligible, not self._hung(), unlisted)
+
+    def _queued(self, family: Family, since: float) -> None:
+        self._record(family, queued=min(self._families[family].queued, since))
 
     def _record(self, family: Family, **changes: float) -> None:
         self._families[family] = msgspec.structs.replace(self._families[family], **changes)

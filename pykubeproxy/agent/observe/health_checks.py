@@ -12,8 +12,8 @@ import msgspec
 import structlog
 
 from pykubeproxy import http
+from pykubeproxy.agent.notices import Notice, SyncReport, SyncsEnded
 from pykubeproxy.agent.observe.events import Recorder
-from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.config import Config
 from pykubeproxy.http.server import Server
 from pykubeproxy.objects import Family, Key, Node
@@ -113,23 +113,50 @@ class HealthChecks:
     """Serve the health checks of Services on all addresses that serve node ports. Call from the loop thread only.
 
     Report a failed bind once, in the log and as an event on the Service; `retry` tries again. `healthy` returns whether
-    the proxy itself is healthy. Of the `open_files` that the process may open, leave enough for everything else: if they
-    do not suffice for all Services, each namespace gets a fair share, and an event on the others says so.
+    the proxy itself is healthy. No port opens before `serve`.
     """
 
-    def __init__(self, recorder: Recorder, healthy: Callable[[], bool], open_files: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        families: Iterable[Family],
+        recorder: Recorder,
+        healthy: Callable[[], bool],
+    ) -> None:
+        self._config = config
         self._recorder = recorder
         self._healthy = healthy
-        self._server = Server("health-checks", http.Limits(connections=_CONNECTIONS))
+        self._wanted = DesiredChecks()
+        # The addresses of this node as of the last sync of each family.
+        self._addresses: dict[Family, tuple[str, ...]] = dict.fromkeys(families, ())
+        self._server: Server | None = None
         # Replaced, never changed: server threads read it.
         self._checks: Mapping[Key, HealthCheck] = {}
-        self._most_listeners = open_files - min(_RESERVE, open_files // 2)
+        self._most_listeners = 0
         self._served: set[Key] = set()
         self._unserved: list[Key] = []
         self._desired: set[_CheckListener] = set()
         self._close: dict[_CheckListener, Callable[[], None]] = {}
         self._reported: set[_CheckListener | Key] = set()
         self._limited = False  # and the limit was logged
+
+    def serve(self, open_files: int) -> None:
+        """Open ports from now on. Of the `open_files` that the process may open, leave enough for everything else.
+
+        If they do not suffice for all Services, each namespace gets a fair share, and an event on the others says so.
+        """
+        self._most_listeners = open_files - min(_RESERVE, open_files // 2)
+        self._server = Server("health-checks", http.Limits(connections=_CONNECTIONS))
+
+    def notice(self, notice: Notice) -> None:
+        """Follow the syncs of all families, and serve what they require when they have ended."""
+        match notice:
+            case SyncReport():
+                self._wanted.sync_succeeded(notice)
+                self._addresses[notice.family] = notice.local_addresses
+            case SyncsEnded(node=node):
+                hosts = listening_hosts(self._config, node, self._addresses)
+                self.apply(self._wanted.checks(), hosts)
 
     def apply(self, checks: Mapping[Key, HealthCheck], hosts: Iterable[str]) -> None:
         """Serve exactly these checks, on these hosts."""
@@ -154,9 +181,12 @@ class HealthChecks:
 
     def close(self) -> None:
         """Close all ports."""
-        self._server.close()
+        if self._server:
+            self._server.close()
 
     def _open(self) -> None:
+        if not self._server:
+            return
         for listener in sorted(self._desired - self._close.keys()):
             page = partial(self._answer, listener.service)
             try:

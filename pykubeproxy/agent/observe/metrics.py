@@ -3,7 +3,7 @@
 import gzip
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from functools import partial
 from urllib.parse import parse_qs
 
@@ -14,7 +14,16 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from pykubeproxy import http
-from pykubeproxy.agent.report import SyncReport
+from pykubeproxy.agent.notices import (
+    DriftCalm,
+    DriftRepaired,
+    EventApplied,
+    Notice,
+    SyncFailure,
+    SyncQueued,
+    SyncReport,
+    SyncsEnded,
+)
 from pykubeproxy.kernel import TABLES, nfacct
 from pykubeproxy.objects import Deleted, EndpointSlice, Event, Family, Key, Kind, Listed, Service, Updated
 from pykubeproxy.rules import skeleton
@@ -63,7 +72,7 @@ def count_event(event: Event, changes: ChangedServices, families: Collection[Fam
         case Updated(EndpointSlice() as slice_):
             return Kind.ENDPOINT_SLICE, len(families_of(slice_).intersection(families))
         case Listed(Kind.ENDPOINT_SLICE) | Deleted(Kind.ENDPOINT_SLICE):
-            count = sum(changed[family] for changed in changes.values() for family in families)
+            count = sum(change.objects[family] for change in changes.values() for family in families)
             return Kind.ENDPOINT_SLICE, count
     return Kind.NODE, 0
 
@@ -136,10 +145,14 @@ class Metrics:
         busy_seconds: Callable[[], float] = lambda: 0.0,
         families: Iterable[Family] = Family,
         started: float | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._clock = clock
         # kube-proxy has no series NAME_created.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        # What iptables rejects as of the last sync of each family.
+        self._rejected: dict[Family, Set[object]] = {}
         self._without_local: dict[Family, dict[PortName, tuple[bool, bool]]] = {}
         counter = partial(Counter, namespace="kubeproxy", labelnames=_FAMILY, registry=self.registry)
         gauge = partial(Gauge, namespace="kubeproxy", labelnames=_FAMILY, registry=self.registry)
@@ -268,7 +281,33 @@ class Metrics:
         """Call this function at each scrape; it returns how many log lines were dropped."""
         self._dropped_lines = dropped_lines
 
-    def event_applied(self, event: Event, changes: ChangedServices) -> None:
+    def notice(self, notice: Notice) -> None:
+        """Follow what the loop does."""
+        match notice:
+            case EventApplied(event, changes):
+                self._applied(event, changes)
+            case SyncQueued(family):
+                self._queued_at.labels(family.value).set(self._clock())
+            case SyncReport():
+                self._synced(notice)
+            case SyncFailure(family, full, seconds, restore_failed):
+                self._observe_sync(family, full, seconds)
+                self._failures.labels(family.value).inc(restore_failed)
+                self._partial_failures.labels(family.value).inc(not full)
+            case DriftRepaired(family, drift, _, seconds, contested):
+                for table in drift:
+                    self._repairs.labels(family.value, table.table).inc()
+                self._repair_seconds.labels(family.value).observe(seconds)
+                self._contested.labels(family.value).set(contested)
+            case DriftCalm(family):
+                self._contested.labels(family.value).set(False)
+            case SyncsEnded(in_sync=True):
+                self._service_changes_pending.set(0)
+                self._endpoint_changes_pending.set(0)
+                for services in self._pending.values():
+                    services.clear()
+
+    def _applied(self, event: Event, changes: ChangedServices) -> None:
         """Count an event as kube-proxy does, and what waits for a sync because of it."""
         self._latencies.event_applied(event)
         kind, count = count_event(event, changes, self._families)
@@ -276,7 +315,7 @@ class Metrics:
             return
         self._changes[kind].inc(count)
         waiting = {
-            key: sum(families[family] for family in self._families) for key, families in changes.items()
+            key: sum(change.objects[family] for family in self._families) for key, change in changes.items()
         }
         self._pending[kind].update(key for key, changed in waiting.items() if changed)
         self._service_changes_pending.set(len(self._pending[Kind.SERVICE]))
@@ -287,17 +326,8 @@ class Metrics:
         """Return how many changed Services, and how many Services with changed endpoints, wait for a sync."""
         return len(self._pending[Kind.SERVICE]), len(self._pending[Kind.ENDPOINT_SLICE])
 
-    def changes_synced(self) -> None:
-        self._service_changes_pending.set(0)
-        self._endpoint_changes_pending.set(0)
-        for services in self._pending.values():
-            services.clear()
-
-    def sync_queued(self, family: Family, now: float) -> None:
-        self._queued_at.labels(family.value).set(now)
-
-    def sync_succeeded(self, report: SyncReport, now: float) -> None:
-        family = report.family.value
+    def _synced(self, report: SyncReport) -> None:
+        family, now = report.family.value, self._clock()
         self._observe_sync(report.family, report.full, sum(report.seconds.values()))
         for seconds in self._latencies.sync_succeeded(report.family, now, report.deferred):
             self._programming.labels(family).observe(seconds)
@@ -307,25 +337,10 @@ class Metrics:
             self._rules.labels(table, family).set(report.rules.get(table, 0))
         self._quarantined.labels(family).set(len({port.port_name.service_key for port in report.quarantined}))
         self._rejected_tree.labels(family).set(bool(report.rejected_tree))
+        rejected = {report.rejected_tree, *(port.port_name for port in report.quarantined)} - {""}
+        before, self._rejected[report.family] = self._rejected.get(report.family, frozenset()), rejected
+        self._failures.labels(family).inc(bool(rejected - before))
         self._count_without_local(report)
-
-    def sync_failed(self, family: Family, full: bool, seconds: float, restore_failed: bool) -> None:
-        self._observe_sync(family, full, seconds)
-        if restore_failed:
-            self.restore_failed(family)
-        if not full:
-            self._partial_failures.labels(family.value).inc()
-
-    def restore_failed(self, family: Family) -> None:
-        self._failures.labels(family.value).inc()
-
-    def drift_repaired(self, family: Family, tables: Iterable[str], seconds: float) -> None:
-        for table in tables:
-            self._repairs.labels(family.value, table).inc()
-        self._repair_seconds.labels(family.value).observe(seconds)
-
-    def drift_contested(self, family: Family, contested: bool) -> None:
-        self._contested.labels(family.value).set(contested)
 
     def reconciled(self, family: Family, seconds: float, deleted: int) -> None:
         """Observe a search for stale conntrack entries, and count the deleted ones."""

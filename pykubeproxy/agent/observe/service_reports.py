@@ -5,8 +5,8 @@ from itertools import groupby
 
 import structlog
 
+from pykubeproxy.agent.notices import Notice, SyncReport
 from pykubeproxy.agent.observe.events import Recorder
-from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.objects import Family, Key, address_and_port
 from pykubeproxy.services.ports import PortName, SkippedIP
 from pykubeproxy.services.selection import EndpointVerdict, Reason, ResolvedPort
@@ -31,13 +31,14 @@ class ServiceReporter:
         self._skipped: dict[tuple[Family, PortName], tuple[tuple[SkippedIP, ...], int]] = {}
         self._without_affinity: set[Key] = set()
 
-    def sync_succeeded(self, report: SyncReport) -> bool:
-        """Report what changed since the last sync. Return whether a service port was quarantined."""
-        self._report_skipped(report)
-        self._report_affinity(report)
-        return self._report_quarantine(report)
+    def notice(self, notice: Notice) -> None:
+        """Report what changed since the last sync."""
+        if isinstance(notice, SyncReport):
+            self._report_skipped(notice)
+            self._report_affinity(notice)
+            self._report_quarantine(notice)
 
-    def _report_quarantine(self, report: SyncReport) -> bool:
+    def _report_quarantine(self, report: SyncReport) -> None:
         """Report ports that enter or leave quarantine. Suspect ones are reported as a number, when there are more."""
         family, before = report.family, self._quarantined.get(report.family, frozenset())
         recorded = {name.service_key for known in self._quarantined.values() for name in known}
@@ -70,7 +71,6 @@ class ServiceReporter:
                 service=str(name),
                 family=family.value,
             )
-        return bool(new)
 
     def _report_skipped(self, report: SyncReport) -> None:
         """Report addresses that get no rules because the agent needs them itself, if the last sync served them."""
@@ -133,8 +133,12 @@ class SyncLog:
         self._endpoints: dict[tuple[Family, PortName], Mapping[str, str]] = {}
         self._skipped: dict[tuple[Family, PortName], frozenset[tuple[str, str, str]]] = {}
 
-    def synced(self, report: SyncReport) -> None:
+    def notice(self, notice: Notice) -> None:
         """Log the sync of one family."""
+        if isinstance(notice, SyncReport):
+            self._log(notice)
+
+    def _log(self, report: SyncReport) -> None:
         if self.verbosity >= ENDPOINTS:
             for item in report.resolved:
                 states = {verdict.endpoint.target: _state(verdict) for verdict in item.selection.verdicts}

@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.agent import flow_cleaner as flows
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
-from pykubeproxy.agent.report import SyncReport
+from pykubeproxy.agent.notices import SyncReport
 from pykubeproxy.kernel.conntrack import TrackedFlow
 from pykubeproxy.objects import Deleted, EndpointPort, Event, Family, Kind, Port, Protocol, Updated
 from pykubeproxy.rules.context import RuleContext
-from pykubeproxy.services.flows import AddressAndPort, NodePortAddresses
+from pykubeproxy.services.flows import AddressAndPort
 from tests.fakes.synced import SyncedFamily
 from tests.objects import service, slice_of
 
@@ -31,7 +31,7 @@ class Syncs(SyncedFamily):
 
     def sync(self, *events: Event, context: RuleContext | None = None) -> SyncReport:
         report = super().sync(*events, context=context)
-        self._cleaner.synced(report, NodePortAddresses())
+        self._cleaner.notice(report)
         return report
 
     def pods(self, *addresses: str) -> SyncReport:

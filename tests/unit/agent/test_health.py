@@ -9,11 +9,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from pykubeproxy.agent.mailbox import Mailbox, Stop
+from pykubeproxy.agent.notices import DriftRepaired, EventApplied, RulesMissing, SyncFailure
 from pykubeproxy.agent.observe.health import HUNG_AFTER, Health, Heartbeat, health_pages, timestamp
 from pykubeproxy.kernel import Iptables, runner
-from pykubeproxy.objects import Family, Node
+from pykubeproxy.objects import Family, Node, Updated
 from pykubeproxy.sources import Outage, Watch
 from tests.fakes.http_client import TRANSPORT, Response, fetch, recorded_response
+from tests.reports import report
 from tests.unit.agent.conftest import Serve
 
 SYNC_PERIOD = 30.0
@@ -60,7 +62,7 @@ class Setting:
 
     def sync(self) -> None:
         for family in Family:
-            self.health.sync_succeeded(family)
+            self.health.notice(report(family=family))
 
     def ask(self, name: str, method: str = "GET") -> Response:
         return fetch(self._port, f"/{name}", method)
@@ -78,7 +80,7 @@ class Setting:
 def node(serve: Serve) -> Setting:
     """A known node whose families are synced."""
     setting = Setting(serve)
-    setting.health.node_changed(NODE)
+    setting.health.notice(EventApplied(Updated(NODE), {}, NODE))
     setting.sync()
     return setting
 
@@ -152,7 +154,7 @@ def test_an_unclean_path_is_redirected(node: Setting) -> None:
 def test_responses_equal_kube_proxys(node: Setting, title: str, eligible: bool) -> None:
     """Status, headers and JSON equal the recorded ones, except for times."""
     if not eligible:
-        node.health.node_changed(DOOMED)
+        node.health.notice(EventApplied(Updated(NODE), {}, DOOMED))
     node.time.pass_(5)
     expected, got = recorded_response(title), node.ask("livez" if "livez" in title else "healthz")
     assert got.status == expected.status
@@ -175,13 +177,13 @@ def _without_times(body: str) -> str:
 def test_last_updated(node: Setting) -> None:
     """While healthy, lastUpdated is the current time; each family has the time of its last sync."""
     node.time.pass_(7)
-    node.health.sync_succeeded(Family.IPV4)
+    node.health.notice(report(family=Family.IPV4))
     node.time.pass_(2)
     content = node.content("healthz")
     assert content["currentTime"] == content["lastUpdated"] == timestamp(START + 9_000_000_000)
     assert content["status"]["IPv4"]["lastUpdated"] == timestamp(START + 7_000_000_000)
     assert content["status"]["IPv6"]["lastUpdated"] == timestamp(START)
-    node.health.node_changed(DOOMED)
+    node.health.notice(EventApplied(Updated(NODE), {}, DOOMED))
     assert node.content("healthz")["lastUpdated"] == timestamp(START + 7_000_000_000)
 
 
@@ -202,9 +204,9 @@ def test_timestamps_have_gos_format(ns: int, text: str) -> None:
 
 def test_an_overdue_sync_is_not_ready_but_alive(node: Setting) -> None:
     """After twice syncPeriod, until it succeeds. A restart would not help against iptables that fails."""
-    node.health.sync_queued(Family.IPV6)
+    node.health.notice(SyncFailure(Family.IPV6, False, 0.1, True, "refused"))
     node.time.pass_(30)
-    node.health.sync_queued(Family.IPV6)
+    node.health.notice(SyncFailure(Family.IPV6, False, 0.1, True, "refused"))
     node.time.pass_(30)
     assert node.statuses() == (200, 200, 200)
     node.time.pass_(0.001)
@@ -214,11 +216,11 @@ def test_an_overdue_sync_is_not_ready_but_alive(node: Setting) -> None:
         assert (content["healthy"], content["status"]["IPv6"]["healthy"]) == (ready, ready)
         assert content["status"]["IPv4"]["healthy"]
     assert content["lastUpdated"] == timestamp(START)
-    node.health.sync_succeeded(Family.IPV4)
+    node.health.notice(report(family=Family.IPV4))
     assert node.statuses() == (503, 200, 503)
     node.time.pass_(3600)
     assert node.statuses() == (503, 200, 503)
-    node.health.sync_succeeded(Family.IPV6)
+    node.health.notice(report(family=Family.IPV6))
     assert node.statuses() == (200, 200, 200)
 
 
@@ -252,20 +254,20 @@ def test_an_idle_agent_stays_healthy(node: Setting) -> None:
 def test_before_the_first_sync_a_node_is_alive_but_not_ready(serve: Serve) -> None:
     """It becomes ready when all families are synced."""
     node = Setting(serve)
-    node.health.node_changed(NODE)
+    node.health.notice(EventApplied(Updated(NODE), {}, NODE))
     assert node.statuses() == (503, 200, 503)
     assert node.content("healthz")["status"]["IPv4"] == {
         "lastUpdated": "0001-01-01T00:00:00Z",
         "healthy": False,
     }
     for family in Family:
-        node.health.sync_queued(family)
-    node.health.sync_succeeded(Family.IPV4)
+        node.health.notice(SyncFailure(family, False, 0.1, True, "refused"))
+    node.health.notice(report(family=Family.IPV4))
     assert node.statuses() == (503, 200, 503)
     # A first sync that keeps failing.
     node.time.pass_(61)
     assert node.statuses() == (503, 200, 503)
-    node.health.sync_succeeded(Family.IPV6)
+    node.health.notice(report(family=Family.IPV6))
     assert node.statuses() == (200, 200, 200)
 
 
@@ -281,12 +283,12 @@ def test_before_the_first_sync_a_node_is_alive_but_not_ready(serve: Serve) -> No
 )
 def test_only_healthz_depends_on_the_node(node: Setting, object_: Node | None, eligible: bool) -> None:
     """A node that is unknown, tainted or being deleted fails /healthz only."""
-    node.health.node_changed(object_)
+    node.health.notice(EventApplied(Updated(NODE), {}, object_))
     assert node.statuses() == (200 if eligible else 503, 200, 200)
     content = node.content("healthz")
     assert (content["nodeEligible"], content["healthy"]) == (eligible, True)
     assert "nodeEligible" not in node.content("livez")
-    node.health.node_changed(NODE)
+    node.health.notice(EventApplied(Updated(NODE), {}, NODE))
     assert node.statuses() == (200, 200, 200)
 
 
@@ -295,28 +297,28 @@ def test_without_an_api_server_the_node_may_be_unknown(serve: Serve) -> None:
     node = Setting(serve, needs_node=False)
     node.sync()
     assert node.statuses() == (200, 200, 200)
-    node.health.node_changed(None)
+    node.health.notice(EventApplied(Updated(NODE), {}, None))
     assert node.statuses() == (200, 200, 200)
-    node.health.node_changed(DOOMED)
+    node.health.notice(EventApplied(Updated(NODE), {}, DOOMED))
     assert node.statuses() == (503, 200, 200)
 
 
 def test_contention_does_not_change_the_health(node: Setting) -> None:
     """Health says whether this node serves; an alert, an event and `status` report contention."""
-    node.health.drift_contested(Family.IPV4, contested=True)
+    node.health.notice(DriftRepaired(Family.IPV4, (), (), 0.1, contested=True))
     assert node.statuses() == (200, 200, 200)
     assert node.health.state().families[Family.IPV4].contested
 
 
 def test_a_node_without_its_rules_is_not_ready(node: Setting) -> None:
     """After 5 s: most repairs are done within one. A restart would not help."""
-    node.health.rules_missing(Family.IPV4, node.time.seconds)
+    node.health.notice(RulesMissing(Family.IPV4, node.time.seconds))
     node.time.pass_(5)
     assert node.statuses() == (200, 200, 200)
     node.time.pass_(0.1)
     assert node.statuses() == (503, 200, 503)
     # The sync of another change does not restore them.
-    node.health.sync_succeeded(Family.IPV4)
+    node.health.notice(report(family=Family.IPV4))
     assert node.statuses() == (503, 200, 503)
-    node.health.rules_missing(Family.IPV4, None)
+    node.health.notice(RulesMissing(Family.IPV4, None))
     assert node.statuses() == (200, 200, 200)

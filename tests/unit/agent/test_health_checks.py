@@ -35,7 +35,8 @@ class Proxy:
     def __init__(self, open_files: int = 1024) -> None:
         self.notes = FakeRecorder()
         self.healthy = True
-        self.checks = HealthChecks(self.notes, lambda: self.healthy, open_files)
+        self.checks = HealthChecks(load(None, {}).config, Family, self.notes, lambda: self.healthy)
+        self.checks.serve(open_files)
 
 
 @pytest.fixture

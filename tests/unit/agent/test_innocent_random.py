@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent import coverage
+from pykubeproxy.agent.pending import Budget
 from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import Deleted, EndpointPort, Event, Kind, Port, Protocol, Updated
 from pykubeproxy.rules import names, skeleton
@@ -31,13 +31,13 @@ ADDRESSES = {"wide": "10.96.1.9", "large0": "10.96.1.0", "large1": "10.96.1.1"}
 INNOCENT = "innocent"
 
 
+# Four ports alone make a Service large.
+BUDGET = Budget(changes=3, turn=3, portion=3, deleted=3)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def low_thresholds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        # Four ports alone make a Service large.
-        patch.setattr(coverage, "LARGE_PAIRS", 3)
-        patch.setattr(coverage, "LEGACY_FACTOR", 1)
-        patch.setattr(coverage, "MOST_DELETED", 3)
         patch.setattr("pykubeproxy.rules.service.GROUPS_ABOVE", 3)
         yield
 
@@ -178,9 +178,7 @@ def steps(*tenants: str) -> st.SearchStrategy[list[Callable[[SyncedFamily], obje
     )
 
 
-@pytest.mark.parametrize(
-    ("tenants", "port_pairs", "few_endpoints"), [(("wide",), 2, 0), (("large0", "large1"), 1, 500)]
-)
+@pytest.mark.parametrize(("tenants", "port_pairs"), [(("wide",), 2), (("large0", "large1"), 1)])
 @settings(max_examples=150, deadline=None)
 @given(
     data=st.data(),
@@ -190,16 +188,12 @@ def steps(*tenants: str) -> st.SearchStrategy[list[Callable[[SyncedFamily], obje
 def test_large_services_harm_neither_others_nor_what_they_keep(
     tenants: tuple[str, ...],
     port_pairs: int,
-    few_endpoints: int,
     data: st.DataObject,
     backend: Backend,
     chains_per_block: int | None,
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coverage, "PORT_PAIRS", port_pairs)
-        patch.setattr(coverage, "_FEW_ENDPOINTS", few_endpoints)
-        first = data.draw(hostile_events(tenants[0]))
-        check(first, data.draw(steps(*tenants)), backend, chains_per_block)
+    first, budget = data.draw(hostile_events(tenants[0])), BUDGET._replace(portion=port_pairs)
+    check(first, data.draw(steps(*tenants)), backend, chains_per_block, budget)
 
 
 def check(
@@ -207,11 +201,12 @@ def check(
     steps: list[Callable[[SyncedFamily], object]],
     backend: Backend,
     chains_per_block: int | None,
+    budget: Budget,
 ) -> None:
     judge, hosts = Judge(), itertools.cycle([(), (1,), (2, 3)])
     context = flags_context(cluster_cidr="10.244.0.0/16")
     node = SyncedFamily(
-        context=context, backend=backend, chains_per_block=chains_per_block, after_block=judge
+        context=context, backend=backend, chains_per_block=chains_per_block, after_block=judge, budget=budget
     )
     node.write_block_by_block()
     node.round(*innocent_services())

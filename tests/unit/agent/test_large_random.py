@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent import coverage
+from pykubeproxy.agent import resolution
+from pykubeproxy.agent.pending import Budget
 from pykubeproxy.kernel import TABLES, Backend, Failed, Rejected
 from pykubeproxy.rules.context import RuleContext
 from tests.fakes.drift import scope
@@ -19,16 +20,14 @@ from tests.unit.rules.test_repair import TAMPERINGS, Tampering, tamper
 pytestmark = pytest.mark.usefixtures("small_trees")
 
 LIMIT = 8
+BUDGET = Budget(changes=3, turn=3, portion=1, deleted=2)
 REPAIRED = ("drop a rule", "reverse", "flush", "delete", "flush table")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def low_thresholds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coverage, "LARGE_PAIRS", 3)
-        patch.setattr(coverage, "PORT_PAIRS", 1)
-        patch.setattr(coverage, "MOST_DELETED", 2)
-        patch.setattr(coverage, "LARGE_CLUSTER_ENDPOINTS", 12)
+        patch.setattr(resolution, "LARGE_CLUSTER_ENDPOINTS", 12)
         yield
 
 
@@ -111,17 +110,14 @@ def test_large_services_end_with_the_rules_of_a_full_sync(
     steps: list[Callable[[SyncedFamily], object]], backend: Backend, chains_per_block: int | None
 ) -> None:
     first = limited(flags_context(cluster_cidr="10.244.0.0/16", dispatch="tree"))
-    node = SyncedFamily(context=first, backend=backend, chains_per_block=chains_per_block)
+    node = SyncedFamily(context=first, backend=backend, chains_per_block=chains_per_block, budget=BUDGET)
     for step in steps:
         step(node)
         node.check_known()
     finish(node)
     node.check_known()
     other = node.fresh()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coverage, "LARGE_PAIRS", 1_000_000)
-        patch.setattr(coverage, "MOST_DELETED", 1_000_000)
-        other.round()
+    other.round()
     assert node.our_chains() == other.our_chains()
     assert node.tables.services() == other.tables.services()
     assert {it.port_name for it in node.tables.quarantined()} == {

@@ -9,11 +9,10 @@ import click
 import msgspec
 import pytest
 
-from pykubeproxy.agent import coverage
+from pykubeproxy.agent.notices import SyncReport
 from pykubeproxy.agent.observe.health_checks import DesiredChecks
-from pykubeproxy.agent.report import SyncReport
+from pykubeproxy.agent.pending import Budget
 from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.work import Changes
 from pykubeproxy.agent.write import SyncFailed
 from pykubeproxy.config import Dispatch
 from pykubeproxy.inspect.dump.model import views
@@ -43,6 +42,7 @@ from tests.fakes.drift import scope
 from tests.fakes.iptables import fail_on
 from tests.fakes.synced import SyncedFamily, flags_context
 from tests.objects import endpoint, service, slice_of
+from tests.packet_model import Packet, Walker
 
 SMALL = (Updated(service("small")), Updated(slice_of("10.244.1.5", service="small")))
 
@@ -54,22 +54,20 @@ def large(
     return tuple(Updated(msgspec.structs.replace(it, namespace=namespace)) for it in made)
 
 
-def new_node(limit: int = 0) -> SyncedFamily:
-    """Return empty tables; more than two pairs make a Service large."""
-    return SyncedFamily(context=flags_context(max_service_pairs=str(limit)))
+FEW = Budget(2, 2)
 
 
-def served(*events: Event) -> SyncedFamily:
+def new_node(limit: int = 0, budget: Budget = FEW) -> SyncedFamily:
+    """Return empty tables; more than two pairs make a Service large, unless the budget has others."""
+    return SyncedFamily(context=flags_context(max_service_pairs=str(limit)), budget=budget)
+
+
+def served(*events: Event, budget: Budget = FEW) -> SyncedFamily:
     """Return tables after a sync and the turn of a large Service."""
-    node = new_node()
+    node = new_node(budget=budget)
     node.sync(*events)
     node.turn()
     return node
-
-
-@pytest.fixture(autouse=True)
-def low_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
 
 
 def test_a_new_large_service_waits_for_its_turn() -> None:
@@ -77,9 +75,9 @@ def test_a_new_large_service_waits_for_its_turn() -> None:
     node = new_node()
     node.sync(*SMALL, *large(1, 2, 3))
     assert node.targets() == {"10.244.1.5:8080"}
-    assert node.tables.work.turns
+    assert node.tables.waiting
     report = node.turn()
-    assert (report.full, len(node.targets()), node.tables.work.turns) == (False, 4, False)
+    assert (report.full, len(node.targets()), node.tables.waiting) == (False, 4, False)
 
 
 def test_a_changed_large_service_keeps_its_rules_meanwhile() -> None:
@@ -111,7 +109,7 @@ def test_a_waiting_service_gives_up_its_addresses_in_the_same_sync(dispatch: str
     assert found("192.0.2.1/32")
     assert found("--dport 30001 ")
     node.sync(claims("192.0.2.2", node_port=30002))
-    assert node.tables.work.has_losses
+    assert node.tables.pending.losing
     assert not found("192.0.2.1/32")
     assert not found("--dport 30001 ")
     assert found("-d 192.0.2.2/32")
@@ -132,7 +130,7 @@ def test_a_full_sync_keeps_the_rules_of_a_waiting_service() -> None:
     assert node.sync(*large(1, 2, 4)).full
     assert "10.244.2.3:8080" in node.targets()
     node.turn()
-    assert not node.tables.work.turns
+    assert not node.tables.waiting
     assert "10.244.2.3:8080" not in node.targets()
 
 
@@ -142,7 +140,26 @@ def test_a_restart_keeps_a_large_service_served() -> None:
     node.restart()
     assert not node.sync().wrote
     assert not node.turn().wrote
-    assert not node.tables.work.turns
+    assert not node.tables.waiting
+
+
+@pytest.mark.parametrize("dispatch", ["flat", "tree"])
+def test_a_restart_leaves_no_address_that_has_moved_meanwhile(dispatch: str) -> None:
+    """The first sync gives it to the Service that has it now. It also tells that the flows of others are not stale."""
+    node = served(*large(1, 2, 3), *large(4, 5, 6, name="other", cluster_ip="10.96.0.12"))
+    node.turn()
+    options = msgspec.structs.replace(node.context.options, dispatch=Dispatch(dispatch))
+    node.context = msgspec.structs.replace(node.context, options=options)
+    for event in (Updated(service("large", cluster_ip="10.96.0.99")), *SMALL):
+        node.cluster.apply(event)
+    node.cluster.apply(Updated(service("small", cluster_ip="10.96.0.11")))
+    node.restart()
+    report = node.sync()
+    packet = Packet("10.244.9.9", "10.96.0.11", "tcp", 80, states=frozenset({"NEW"}))
+    walker = Walker(node.live.save())
+    assert {it.verdict for it in walker.walk(packet, *skeleton.NAT_SERVICES)} == {"to 10.244.1.5:8080"}
+    assert {port.port.name.service for port in report.resolved} == {"large", "other", "small"}
+    assert not node.tables.pending.losing
 
 
 def test_a_deleted_or_smaller_service_does_not_wait() -> None:
@@ -150,9 +167,9 @@ def test_a_deleted_or_smaller_service_does_not_wait() -> None:
     node.sync(*large(1, 2))
     assert node.targets() == {"10.244.2.1:8080", "10.244.2.2:8080"}
     node.sync(*large(1, 2, 3))
-    assert node.tables.work.turns
+    assert node.tables.waiting
     node.sync(Deleted(Kind.SERVICE, Key("ns", "large")))
-    assert not node.tables.work.turns
+    assert not node.tables.waiting
     assert node.targets() == set()
 
 
@@ -171,7 +188,7 @@ def test_an_oversized_service_is_quarantined_with_both_numbers() -> None:
     rendered = render(node.cluster, node.context)
     live = node.live.save().chains
     assert {key: live[key] for key in rendered.chains} == rendered.chains
-    assert not node.tables.work.turns
+    assert not node.tables.waiting
 
 
 def test_a_served_service_that_becomes_oversized_loses_its_rules() -> None:
@@ -237,7 +254,7 @@ def test_flushed_rules_of_a_large_service_are_repaired_at_once() -> None:
     assert node.tables.note_drift(scope(["nat"]))
     node.sync()
     assert {key: node.live.save().chains[key] for key in before} == before
-    assert not node.tables.work.turns
+    assert not node.tables.waiting
 
 
 def test_a_large_service_that_is_no_longer_served_does_not_wait() -> None:
@@ -247,7 +264,7 @@ def test_a_large_service_that_is_no_longer_served_does_not_wait() -> None:
     assert made
     node.sync(Updated(msgspec.structs.replace(made, type="ExternalName", cluster_ips=())))
     assert node.targets() == set()
-    assert not node.tables.work.turns
+    assert not node.tables.waiting
 
 
 def test_a_failing_large_service_keeps_no_other_waiting() -> None:
@@ -260,12 +277,11 @@ def test_a_failing_large_service_keeps_no_other_waiting() -> None:
     node.sync()
     node.turn()
     assert "10.244.2.4:8080" in node.targets()
-    assert node.tables.work.turns == 1
+    assert node.tables.waiting == 1
 
 
-def test_a_large_service_that_fails_halfway_does_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_service_that_fails_halfway_does_not_stop_others() -> None:
     """Its first port uses a new endpoint chain by then, which the next full sync must not delete."""
-    monkeypatch.setattr(coverage, "LARGE_PAIRS", 7)
     node = new_node()
     ports = tuple(Port(name, Protocol.TCP, 80 + number) for number, name in enumerate("abc"))
     made = Updated(service("large", cluster_ip="10.96.0.11", ports=ports))
@@ -274,7 +290,7 @@ def test_a_large_service_that_fails_halfway_does_not_stop_others(monkeypatch: py
         Updated(slice_of(*(f"10.244.2.{n}" for n in hosts), service="large", ports=targets))
         for hosts in ((1, 2), (1, 2, 3))
     )
-    node.tables = FamilyTables(node.live, 1)
+    node.tables = FamilyTables(node.live, 1, Budget(7, 7))
     node.sync(*SMALL, made, first)
     node.turn()
     restore = node.live.restore
@@ -341,7 +357,7 @@ def test_a_restart_keeps_a_large_service_served_whose_ports_have_changed() -> No
     assert len(node.targets()) == 4
     node.sync(Updated(msgspec.structs.replace(made, external_ips=("192.0.2.1", "192.0.2.2", "192.0.2.3"))))
     node.sync(Updated(slice_of(service="large")))
-    while node.tables.work.turns:
+    while node.tables.waiting:
         node.turn()
     rejecting = node.live.save().chains[skeleton.FILTER_SERVICES]
     node.restart()
@@ -353,28 +369,24 @@ def test_a_dead_endpoint_leaves_before_the_turn_of_its_service() -> None:
     """Without a new endpoint chain; only then does the Service wait."""
     node = served(*SMALL, *large(1, 2, 3, 4))
     assert node.sync(*large(2, 3, 4, 5)).deferred == {Key("ns", "large")}
-    assert node.tables.work.has_losses
+    assert node.tables.pending.losing
     report = node.lose()
-    assert not node.tables.work.has_losses
+    assert not node.tables.pending.losing
     assert (report.chains_written, report.chains_deleted) == (1, 1)
     assert node.targets() == {"10.244.1.5:8080", *(f"10.244.2.{it}:8080" for it in (2, 3, 4))}
     assert node.turn().deferred == frozenset()
     assert "10.244.2.5:8080" in node.targets()
 
 
-def test_new_endpoints_alone_cause_no_sync_before_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does an endpoint that comes and goes meanwhile: a tenant could cause work without end."""
-    monkeypatch.setattr(coverage, "_FEW_ENDPOINTS", 0)
+def test_new_endpoints_alone_cause_no_sync_before_the_turn() -> None:
     node = served(*large(1, 2, 3))
-    for hosts in ((1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 5, 6)):
+    for hosts in ((1, 2, 3, 4), (1, 2, 3, 4, 5, 6)):
         node.sync(*large(*hosts))
-        assert not node.tables.work.has_losses
+        assert not node.tables.pending.losing
     node.sync(*large(2, 3))
-    assert node.tables.work.has_losses
+    assert node.tables.pending.losing
     node.lose()
-    for remaining in ((1, 2, 3), (2, 3)):
-        node.sync(*large(*remaining))
-        assert not node.tables.work.has_losses
+    assert not node.tables.pending.losing
 
 
 def test_a_service_that_loses_all_endpoints_rejects_clients_until_its_turn() -> None:
@@ -408,7 +420,7 @@ def test_addresses_and_sources_of_a_waiting_service_go_at_once() -> None:
     rules = [rule for chain in node.live.save().chains.values() for rule in chain]
     assert not any("192.0.2.2/32" in rule or "203.0.113.0/24" in rule for rule in rules)
     assert any("-s 198.51.100.0/24" in rule for rule in rules)
-    assert node.tables.work.turns == 1
+    assert node.tables.waiting == 1
 
 
 def pods(service_name: str, *hosts: int, namespace: str = "ns") -> tuple[Event, ...]:
@@ -442,18 +454,16 @@ def test_all_namespaces_share_what_one_sync_does() -> None:
     assert [max(it.values()) for it in waiting] == [2] * 9 + [1]
 
 
-def test_a_turn_takes_small_services_of_several_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_takes_small_services_of_several_namespaces() -> None:
     """Honest changes all over the cluster take as many turns as in one namespace; no large Service is divided for them."""
-    node = new_node()
+    node = new_node(budget=Budget(0, 20))
     node.sync()
-    monkeypatch.setattr(coverage, "LARGE_PAIRS", 0)
     node.sync(
         *large(1, 2, 3, name="web", namespace="web", cluster_ip="10.96.2.1"),
         *(event for n in range(10, 90) for event in pods(f"s{n}", n, namespace=f"ns{n}")),
     )
-    monkeypatch.setattr(coverage, "LARGE_PAIRS", 20)
     assert [len(node.turn().resolved) for _ in range(5)] == [20, 20, 20, 20, 1]
-    assert not node.tables.work.turns
+    assert not node.tables.waiting
 
 
 def test_a_first_sync_and_a_list_go_through_all_services() -> None:
@@ -463,17 +473,15 @@ def test_a_first_sync_and_a_list_go_through_all_services() -> None:
     changed = {
         key for n in range(1, 5) for event in pods(f"s{n}", n + 9) for key in node.cluster.apply(event)
     }
-    report = node.tables.sync(node.cluster, Changes(changed, listed=True), node.context)
+    node.tables.pending.changed(dict.fromkeys(changed, True), listed=True)
+    report = node.sync()
     assert report.deferred == frozenset()
     assert node.targets() == {f"10.244.2.{n + 9}:8080" for n in range(1, 5)}
 
 
-def test_entries_of_removed_services_go_at_once_and_their_chains_by_and_by(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_entries_of_removed_services_go_at_once_and_their_chains_by_and_by() -> None:
     """A full sync after a failure finds the chains again; one that is used again is not deleted."""
-    monkeypatch.setattr(coverage, "MOST_DELETED", 3)
-    node = new_node()
+    node = new_node(budget=Budget(2, 2, deleted=3))
     events = [event for n in range(1, 5) for event in pods(f"s{n}", n, n + 9)]
     node.sync(*events)
     report = node.sync(*(Deleted(Kind.SERVICE, Key("ns", f"s{n}")) for n in range(1, 5)))
@@ -485,17 +493,15 @@ def test_entries_of_removed_services_go_at_once_and_their_chains_by_and_by(
     assert node.tables.note_drift(scope(["nat"])) is None
     node.tables.distrust()
     assert node.sync(events[0]).chains_deleted == 3
-    assert node.tables.work.turns
-    while node.tables.work.turns:
+    assert node.tables.waiting
+    while node.tables.waiting:
         assert node.turn().chains_deleted <= 3
     assert node.targets() == {"10.244.2.1:8080", "10.244.2.10:8080"}
 
 
-def test_unused_chains_never_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_chains_never_pile_up() -> None:
     """A tenant replaces Services all the time: each sync deletes as many chains as it writes, if there are so many."""
-    monkeypatch.setattr(coverage, "MOST_DELETED", 1)
-    monkeypatch.setattr(coverage, "LARGE_PAIRS", 8)
-    node = new_node()
+    node = new_node(budget=Budget(8, 8, deleted=1))
     before: list[Event] = []
     counts = []
     for turn in range(6):
@@ -506,28 +512,25 @@ def test_unused_chains_never_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(counts[1:]) == counts[1]
 
 
-def test_a_service_that_fails_keeps_others_of_its_turn_waiting_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_fails_keeps_others_of_its_turn_waiting_once() -> None:
     """They share a turn, and after a failure each has one of its own."""
-    node = new_node()
+    node = new_node(budget=Budget(0, 4))
     node.sync()
-    monkeypatch.setattr(coverage, "LARGE_PAIRS", 0)
     node.sync(*(event for n in range(1, 5) for event in pods(f"s{n}", n)))
-    monkeypatch.setattr(coverage, "LARGE_PAIRS", 4)
     node.live.on_restore = fail_on("10.244.2.2:")
     for _ in range(8):
         with contextlib.suppress(SyncFailed):
             node.turn()
     assert node.targets() == {f"10.244.2.{n}:8080" for n in (1, 3, 4)}
-    assert node.tables.work.turns == 1
+    assert node.tables.waiting == 1
 
 
-def test_ports_without_endpoints_delay_no_other_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_without_endpoints_delay_no_other_service() -> None:
     """A Service that loses its endpoints writes few rules, however many ports are rejected beside it."""
-    node = new_node()
+    node = new_node(budget=Budget(2, 1000))
     ports = tuple(Port(f"p{n}", Protocol.TCP, n) for n in range(1, 1500))
     node.sync(*SMALL, Updated(service("wide", cluster_ip="10.96.0.11", ports=ports)))
-    monkeypatch.setattr(coverage, "LARGE_PAIRS", 1000)
-    while node.tables.work.turns:
+    while node.tables.waiting:
         node.turn()
     for endpoint_ready in (False, True):
         ready = endpoint("10.244.1.5", ready=endpoint_ready)
@@ -535,9 +538,8 @@ def test_ports_without_endpoints_delay_no_other_service(monkeypatch: pytest.Monk
         assert 0 < report.rules_written["filter"] < 50
 
 
-def test_a_waiting_service_gives_up_its_health_check_port_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_service_gives_up_its_health_check_port_at_once() -> None:
     """The API server may give it to another Service, whose load balancer must not meet the old page."""
-    monkeypatch.setattr(coverage, "_FEW_ENDPOINTS", 0)
     node, checks = new_node(), DesiredChecks()
     local: dict[str, Any] = {"type": "LoadBalancer", "external_local": True, "health_check_node_port": 30500}
     made, endpoints = large(1, 2, 3)
@@ -548,13 +550,12 @@ def test_a_waiting_service_gives_up_its_health_check_port_at_once(monkeypatch: p
     checks.sync_succeeded(node.sync(made, Updated(service("small", **local))))
     checks.sync_succeeded(node.lose())
     assert [*checks.checks()] == [Key("ns", "small")]
-    assert node.tables.work.turns == 1
+    assert node.tables.waiting == 1
 
 
-def test_a_large_service_is_written_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_service_is_written_in_portions() -> None:
     """Changes of others come in between, also when all its ports lose an endpoint at once."""
-    monkeypatch.setattr(coverage, "LARGE_PAIRS", 7)
-    node = new_node()
+    node = new_node(budget=Budget(7, 7))
     names = "abcdef"
     ports = tuple(Port(name, Protocol.TCP, 80 + number) for number, name in enumerate(names))
     targets = tuple(EndpointPort(name, Protocol.TCP, 8080) for name in names)
@@ -573,20 +574,19 @@ def test_a_large_service_is_written_in_portions(monkeypatch: pytest.MonkeyPatch)
         return portions
 
     node.sync(*SMALL, Updated(service("wide", cluster_ip="10.96.0.11", ports=ports)), endpoints(1, 2, 3))
-    assert in_portions(node.turn, lambda: node.tables.work.turns > 0, 2) == 3
+    assert in_portions(node.turn, lambda: node.tables.waiting > 0, 2) == 3
     assert node.targets() > {f"10.244.2.{host}:8080" for host in (1, 2, 3)}
     node.sync(endpoints(2, 3, 4))
-    assert in_portions(node.lose, lambda: node.tables.work.has_losses, 2) == 3
+    assert in_portions(node.lose, lambda: bool(node.tables.pending.losing), 2) == 3
     assert "10.244.2.1:8080" not in node.targets()
     assert "10.244.2.4:8080" not in node.targets()
-    assert in_portions(node.turn, lambda: node.tables.work.turns > 0, 2) == 3
+    assert in_portions(node.turn, lambda: node.tables.waiting > 0, 2) == 3
     assert "10.244.2.4:8080" in node.targets()
 
 
-def test_the_chain_of_each_port_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chain_of_each_port_counts() -> None:
     """With one endpoint, a port takes two chains."""
-    monkeypatch.setattr(coverage, "LARGE_PAIRS", 4)
-    node = new_node()
+    node = new_node(budget=Budget(4, 4))
     names = "abcd"
     ports = tuple(Port(name, Protocol.TCP, 80 + number) for number, name in enumerate(names))
     targets = tuple(EndpointPort(name, Protocol.TCP, 8080) for name in names)
@@ -596,17 +596,16 @@ def test_the_chain_of_each_port_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         Updated(slice_of("10.244.2.1", service="wide", ports=targets)),
     )
     assert [len(node.turn().resolved) for _ in range(2)] == [2, 2]
-    assert not node.tables.work.turns
+    assert not node.tables.waiting
 
 
-def test_a_port_with_many_endpoints_is_written_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_with_many_endpoints_is_written_in_portions() -> None:
     """Nothing leads to its new chains before the last one."""
-    monkeypatch.setattr(coverage, "PORT_PAIRS", 4)
-    node = new_node()
+    node = new_node(budget=Budget(2, 2, portion=4))
     node.sync(*SMALL, *large(*range(1, 11)))
     entries = node.live.save().chains[skeleton.NAT_SERVICES]
     written = []
-    while node.tables.work.turns:
+    while node.tables.waiting:
         assert node.live.save().chains[skeleton.NAT_SERVICES] == entries
         written.append(node.turn().chains_written)
         node.sync(*SMALL)
@@ -616,20 +615,19 @@ def test_a_port_with_many_endpoints_is_written_in_portions(monkeypatch: pytest.M
     assert len(node.live.save().chains[skeleton.NAT_SERVICES]) == len(entries) + 1
 
 
-def test_a_port_in_portions_waits_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_portions_waits_after_a_failure() -> None:
     """The chains of the portions before are still there, and a restart goes on without them being in the way."""
-    monkeypatch.setattr(coverage, "PORT_PAIRS", 4)
-    node = served(*SMALL, *large(*range(1, 11)))
+    node = served(*SMALL, *large(*range(1, 11)), budget=Budget(2, 2, portion=4))
     node.tables.distrust()
     node.sync()
     assert len(node.targets()) == 5
     node.restart()
     node.sync()
-    while node.tables.work.turns:
+    while node.tables.waiting:
         node.turn()
-    fresh = new_node()
+    fresh = new_node(budget=Budget(2, 2, portion=4))
     fresh.cluster = node.cluster
     fresh.sync()
-    while fresh.tables.work.turns:
+    while fresh.tables.waiting:
         fresh.turn()
     assert node.live.save().chains == fresh.live.save().chains

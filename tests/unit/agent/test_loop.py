@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
-from unittest.mock import call
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from pykubeproxy.agent.mailbox import AddressesChanged, Message
+from pykubeproxy.agent.notices import EventApplied, SyncFailure, SyncQueued, SyncReport
 from pykubeproxy.agent.observe.status import LoopQuery, list_services
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.kernel import KernelError
@@ -45,7 +45,7 @@ def test_events_without_effect_on_rules_trigger_no_sync(loop: Loop) -> None:
     )
     relevant = Updated(slice_of("10.244.1.5", "10.244.1.6"))
     loop.run(*STARTED, *at(10, *unrelated), *at(10.5, relevant), *at(10.6, STOP))
-    assert loop.observers.sync_succeeded.call_count == 2
+    assert len(loop.told(SyncReport)) == 2
     assert len(loop.rules(WEB)) == 3
 
 
@@ -72,9 +72,9 @@ def test_only_families_with_changes_are_synced(message: Message, synced: list[Fa
     """As in kube-proxy, metrics and health tell which family had something to do."""
     loop = Loop(FakeFamily(), FakeFamily(Family.IPV6))
     loop.run(*STARTED, *at(10, message), *at(20, STOP))
-    reports = [it.args[0].family for it in loop.observers.sync_succeeded.call_args_list]
+    reports = [it.family for it in loop.told(SyncReport)]
     assert reports == [*Family, *synced]
-    assert [it.args[0] for it in loop.observers.sync_queued.call_args_list] == [*Family, *synced]
+    assert [it.family for it in loop.told(SyncQueued)] == [*Family, *synced]
 
 
 def test_a_failed_family_is_retried_alone() -> None:
@@ -82,16 +82,24 @@ def test_a_failed_family_is_retried_alone() -> None:
     loop = Loop(FakeFamily(Family.IPV6), FakeFamily())
     change = Updated(service(cluster_ips=("10.96.0.10", "fd00:96::10")))
     loop.run(*STARTED, (9, loop.break_), *at(10, change), (10.5, loop.repair), *at(20, STOP))
-    reports = [it.args[0].family for it in loop.observers.sync_succeeded.call_args_list]
+    reports = [it.family for it in loop.told(SyncReport)]
     assert reports == [Family.IPV6, Family.IPV4, Family.IPV4, Family.IPV6]
-    assert loop.observers.sync_failed.call_count == 1
+    assert len(loop.told(SyncFailure)) == 1
 
 
 def test_an_address_change_triggers_a_sync_with_node_port_addresses(loop: Loop) -> None:
     settings = config(nodePortAddresses=["192.168.99.0/24"])
     steps = (*STARTED, *at(10, AddressesChanged()), *at(11, STOP))
     loop.run(*steps, settings=settings)
-    assert loop.observers.sync_succeeded.call_count == 2
+    assert len(loop.told(SyncReport)) == 2
+
+
+def test_an_address_change_is_retried_after_a_failure(loop: Loop) -> None:
+    """No Service has changed."""
+    settings = config(nodePortAddresses=["192.168.99.0/24"])
+    steps = ((9, loop.break_facts), *at(10, AddressesChanged()), (10.5, loop.repair_facts), *at(20, STOP))
+    loop.run(*STARTED, *steps, settings=settings)
+    assert (len(loop.told(SyncFailure)), len(loop.told(SyncReport))) == (1, 2)
 
 
 def test_nothing_is_written_before_all_kinds_are_listed(loop: Loop) -> None:
@@ -218,8 +226,7 @@ def test_a_deleted_node_keeps_rules_and_health(loop: Loop, gone: Event) -> None:
     script = (*STARTED, *at(10, gone), *at(20, again), *at(30, STOP))
     loop.run(*script, settings=config(nodePortAddresses=["primary"]))
     assert len(loop.live.texts) == 1
-    last = [call.args[0] for call in loop.observers.node_changed.call_args_list]
-    assert last[-2:] == [HERE, HERE]
+    assert [it.node for it in loop.told(EventApplied)][-2:] == [HERE, HERE]
 
 
 def test_a_node_created_again_in_node_cidr_mode_is_served_on(loop: Loop) -> None:
@@ -305,9 +312,8 @@ def test_a_long_sync_reports_progress() -> None:
         loop.live.rejects = lambda rule: "ns/web" in rule and dnat in rule
         objects = (Listed(Kind.SERVICE, (service(), service("b"))), LISTS[1], Listed(Kind.NODE, (HERE,)))
         loop.run(*at(1, *objects), *at(2, STOP))
-        names_ = [name for name, _, _ in loop.observers.method_calls]
-        begun = names_.index("sync_queued")
-        counts.append(names_[begun : names_.index("sync_succeeded")].count("progress"))
+        begun, ended = loop.trail.index("SyncQueued"), loop.trail.index("SyncReport")
+        counts.append(loop.trail[begun:ended].count("progress"))
     without, with_attempts = counts
     assert without > 4  # the phases, and at least one chunk
     assert with_attempts > without + 4
@@ -319,14 +325,12 @@ def test_a_loop_that_waits_is_idle(loop: Loop) -> None:
 
     class Watched(ScriptedMailbox):
         def take(self, seconds: float) -> list[Message]:
-            states.append(
-                [name for name, _, _ in loop.observers.method_calls if name in ("idle", "progress")][-1]
-            )
+            states.append(loop.trail[-1])
             return super().take(seconds)
 
     loop.run(*STARTED, *at(20, STOP), mailbox=Watched)
     assert set(states) == {"idle"}
-    assert loop.observers.method_calls[-1] == call.progress()
+    assert loop.trail[-1] == "progress"
 
 
 def test_a_change_counts_from_its_arrival(loop: Loop) -> None:
@@ -337,4 +341,4 @@ def test_a_change_counts_from_its_arrival(loop: Loop) -> None:
             return loop.clock.now - 40
 
     loop.run(*STARTED, *at(20, STOP), mailbox=Late)
-    assert loop.observers.sync_queued.call_args == call(Family.IPV4, 1001.0 - 40)
+    assert loop.told(SyncQueued)[-1] == SyncQueued(Family.IPV4, 1001.0 - 40)

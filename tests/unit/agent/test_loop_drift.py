@@ -1,10 +1,9 @@
 """How the reconcile loop checks and repairs rules that others changed."""
 
-from unittest.mock import call
-
 import msgspec
 import pytest
 
+from pykubeproxy.agent.notices import DriftCalm, DriftRepaired, Notice, RulesMissing
 from pykubeproxy.kernel import ExternalWrite
 from pykubeproxy.objects import Family, Updated
 from pykubeproxy.rules.drift import TableDrift
@@ -45,18 +44,18 @@ def test_a_change_that_a_drift_repair_applies_is_no_longer_queued(loop: Loop) ->
     late = Updated(service("late", cluster_ip="10.96.200.1"))
     drift = ((10, lambda: tamper(loop)), *at(10, EXTERNAL_WRITE))
     loop.run(*STARTED, *drift, *at(10.1, late), *at(20, STOP))
-    calls = [name for name, *_ in loop.observers.mock_calls if name in ("sync_queued", "sync_succeeded")]
-    assert calls == ["sync_queued", "sync_succeeded"] * 2
+    calls = [name for name in loop.trail if name in ("SyncQueued", "SyncReport")]
+    assert calls == ["SyncQueued", "SyncReport"] * 2
 
 
 def test_observers_get_each_drift_repair(loop: Loop) -> None:
     """With drift, writers and duration."""
     steps = [*STARTED, (5, lambda: tamper(loop)), *at(5, EXTERNAL_WRITE), *at(20, STOP)]
     loop.run(*steps)
-    ((report, writers, seconds, contested), _) = loop.observers.drift_repaired.call_args
-    assert report.drift == (TableDrift("nat", rules=2),)
-    assert (writers, round(seconds, 3), contested) == (("somebody",), 0.1, False)
-    loop.observers.drift_calm.assert_called_once_with(Family.IPV4)
+    (repaired,) = loop.told(DriftRepaired)
+    assert repaired.drift == (TableDrift("nat", rules=2),)
+    assert (repaired.writers, round(repaired.seconds, 3), repaired.contested) == (("somebody",), 0.1, False)
+    assert loop.told(DriftCalm) == [DriftCalm(Family.IPV4)]
 
 
 def test_missing_rules_are_noticed_while_the_repair_waits(loop: Loop) -> None:
@@ -65,8 +64,13 @@ def test_missing_rules_are_noticed_while_the_repair_waits(loop: Loop) -> None:
         step for n in range(8) for step in ((5 + 4 * n, lambda: tamper(loop)), *at(5 + 4 * n, EXTERNAL_WRITE))
     ]
     seen: list[tuple[float, bool]] = []
-    loop.observers.rules_missing.side_effect = lambda _, since: seen.append((loop.now, since is not None))
-    loop.observers.drift_repaired.side_effect = lambda *_: seen.append((loop.now, False))
+
+    def look(notice: Notice) -> None:
+        if isinstance(notice, RulesMissing | DriftRepaired):
+            missing = isinstance(notice, RulesMissing) and notice.since is not None
+            seen.append((loop.now, missing))
+
+    loop.on_notice = look
     loop.run(*STARTED, *flushes, *at(60, STOP))
     missing = [when for when, lacking in seen if lacking]
     assert missing[:6] == [pytest.approx(5.1 + 4 * n) for n in range(6)]
@@ -87,9 +91,9 @@ def test_an_added_rule_is_no_missing_rule(loop: Loop) -> None:
 
     writes = [step for n in range(8) for step in ((5 + 4 * n, add), *at(5 + 4 * n, EXTERNAL_WRITE))]
     loop.run(*STARTED, *writes, *at(60, STOP))
-    contested = [call.args[-1] for call in loop.observers.drift_repaired.call_args_list]
+    contested = [it.contested for it in loop.told(DriftRepaired)]
     assert contested[:4] == [False, False, False, True]
-    assert {args[1] for args, _ in loop.observers.rules_missing.call_args_list} == {None}
+    assert {it.since for it in loop.told(RulesMissing)} == {None}
 
 
 def test_a_failed_repair_keeps_the_rules_missing(loop: Loop) -> None:
@@ -103,14 +107,14 @@ def test_a_failed_repair_keeps_the_rules_missing(loop: Loop) -> None:
         *at(6.5, EXTERNAL_WRITE),
     ]
     loop.run(*steps, *at(7, STOP))
-    assert loop.observers.rules_missing.call_args == call(Family.IPV4, 1005.0)
+    assert loop.told(RulesMissing)[-1] == RulesMissing(Family.IPV4, 1005.0)
 
 
 def test_an_external_write_without_drift_is_no_repair(loop: Loop) -> None:
     """The external program wrote what was there already."""
     loop.run(*STARTED, *at(5, EXTERNAL_WRITE), *at(20, STOP))
     assert len(loop.live.texts) == 1
-    loop.observers.drift_repaired.assert_not_called()
+    assert not loop.told(DriftRepaired)
 
 
 def test_a_failed_drift_check_is_retried(loop: Loop) -> None:

@@ -1,15 +1,14 @@
 """When the reconcile loop retries quarantined Services, and Services that claim the API server's address."""
 
-import math
 import re
 from collections.abc import Callable
 
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent import coverage
+from pykubeproxy.agent.notices import Notice, SyncReport
+from pykubeproxy.agent.pending import Budget
 from pykubeproxy.agent.tables import FamilyTables, Tried
-from pykubeproxy.agent.work import Work
 from pykubeproxy.kernel import Backend, Failed
 from pykubeproxy.objects import EndpointPort, Kind, Listed, Port, Protocol, Updated
 from pykubeproxy.services.cluster import Cluster
@@ -41,12 +40,9 @@ def note_retries(loop: Loop) -> Callable[[], list[float]]:
     return lambda: [when for when, is_suspect in tries if not is_suspect]
 
 
-def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(loop: Loop) -> None:
     """It leaves quarantine with what its waiting Service has lost."""
-    monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
-    monkeypatch.setattr(Work, "_turn_due", lambda _: math.inf)
+    loop.family.limit(Budget(2, 2))
     loop.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
     retries = note_retries(loop)
     ports = (EndpointPort("renamed", Protocol.TCP, 8080),)
@@ -61,14 +57,12 @@ def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(
         *at(20, STOP),
     )
     assert not retries()
-    assert not loop.family.tables.quarantined()
+    assert {it.port_name.port for it in loop.family.tables.quarantined()} == {"renamed"}
 
 
-def test_a_large_service_quarantined_in_its_turn_is_retried_within_an_hour(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_service_quarantined_in_its_turn_is_retried_within_an_hour(loop: Loop) -> None:
     """The hour begins with its own sync; no other sync follows."""
-    monkeypatch.setattr(coverage, "LARGE_PAIRS", 2)
+    loop.family.limit(Budget(2, 2))
     loop.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
     retries = note_retries(loop)
     changed = Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68"))
@@ -86,11 +80,8 @@ def test_a_search_goes_on_until_the_rejected_service_is_found(loop: Loop) -> Non
     """One try follows the other, and the number of suspect Services falls."""
     on_legacy(loop)
     loop.live.rejects = lambda rule: "--to-destination 10.244.0.8:" in rule
-    seen: list[tuple[int, list[str]]] = []
-    loop.observers.sync_succeeded.side_effect = lambda report, _: seen.append(
-        (report.held, [it.name for it in report.quarantined])
-    )
     loop.run(*STARTED, *at(10, *numbered(*range(1, 10))), *at(60, STOP))
+    seen = [(it.held, [port.name for port in it.quarantined]) for it in loop.told(SyncReport)]
     assert seen[1] == (9, [])
     held = [number for number, _ in seen[1:]]
     assert held == sorted(held, reverse=True)
@@ -123,8 +114,8 @@ def test_no_try_follows_a_failed_first_sync(loop: Loop) -> None:
     loop.live.on_restore = fail_on("svc1:", Failed("iptables-restore", 1, "out of memory"), times=2)
     tries = note_tries(loop)
     loop.run(*at(1, *LISTS, Listed(Kind.NODE, (HERE,)), *numbered(*range(1, 10))), *at(60, STOP))
-    synced = [call for call in loop.observers.method_calls if call[0] in ("sync_failed", "sync_succeeded")]
-    assert [call[0] for call in synced][:2] == ["sync_failed", "sync_failed"]
+    synced = [name for name in loop.trail if name in ("SyncFailure", "SyncReport")]
+    assert synced[:2] == ["SyncFailure", "SyncFailure"]
     assert len(tries) == 2  # after the first success, which held it back
     assert [it.name for it in loop.family.tables.quarantined()] == ["svc8"]
 
@@ -141,7 +132,12 @@ def test_once_ends_with_the_search(loop: Loop) -> None:
 def test_once_ends_if_the_search_fails(loop: Loop) -> None:
     on_legacy(loop)
     loop.live.rejects = lambda rule: "--to-destination 10.244.0.8:" in rule
-    loop.observers.sync_succeeded.side_effect = lambda *_: loop.break_()
+
+    def fail(notice: Notice) -> None:
+        if isinstance(notice, SyncReport):
+            loop.break_()
+
+    loop.on_notice = fail
     steps = at(1, *LISTS, Listed(Kind.NODE, (HERE,)), *numbered(*range(1, 10)))
     assert loop.run(*steps, once=True) == 1
 

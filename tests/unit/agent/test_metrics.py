@@ -12,9 +12,12 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from pykubeproxy.agent.notices import EventApplied, Notice, SyncFailure, SyncQueued, SyncsEnded
 from pykubeproxy.agent.observe.metrics import Latencies, Metrics
 from pykubeproxy.objects import Deleted, EndpointSlice, Event, Family, Key, Kind, Listed, Node, Updated
-from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.pages.servicez import Quarantined
+from pykubeproxy.services.cluster import Cluster, ServiceChange
+from pykubeproxy.services.ports import PortName
 from pykubeproxy.sources import Outage
 from pykubeproxy.sources.manifests import ManifestWatch
 from tests.docs.pages import DOCS
@@ -67,8 +70,17 @@ def bounds(metric: Metric) -> list[str]:
 
 def changed(metrics: Metrics, kind: Kind, *services: str) -> None:
     """Apply an event of this kind that changes these Services in IPv4."""
-    changes = {Key("ns", name): Counter({V4: 1}) for name in services}
-    metrics.event_applied(Deleted(kind, Key("ns", "object")), changes)
+    changes = {Key("ns", name): ServiceChange(Counter({V4: 1})) for name in services}
+    metrics.notice(EventApplied(Deleted(kind, Key("ns", "object")), changes))
+
+
+BAD = Quarantined.from_port(V4, PortName("ns", "bad", "http", "TCP"), "rejected", 1.0)
+
+
+def tell(metrics: Metrics, notice: Notice, now: float = 0.0) -> None:
+    """Let something happen at this time."""
+    metrics._clock = lambda: now
+    metrics.notice(notice)
 
 
 @pytest.fixture
@@ -82,14 +94,14 @@ def lived(metrics: Metrics) -> Metrics:
     changed(metrics, Kind.SERVICE, "web")
     changed(metrics, Kind.ENDPOINT_SLICE, "web")
     for family in Family:
-        metrics.sync_queued(family, 1.0)
-        metrics.sync_succeeded(report(family=family, full=True, rules=RULES), 2.0)
-    metrics.event_applied(Updated(slice_at(2.5)), {})
-    metrics.sync_succeeded(report(rules=RULES), 3.0)
+        tell(metrics, SyncQueued(family, 0.0), 1.0)
+        tell(metrics, report(family=family, full=True, rules=RULES), 2.0)
+    metrics.notice(EventApplied(Updated(slice_at(2.5)), {}))
+    tell(metrics, report(rules=RULES), 3.0)
     metrics.reconciled(V4, 0.01, 0)
     for page, status in (("healthz", 200), ("healthz", 503), ("livez", 200), ("readyz", 200)):
         metrics.health_served(page, status)
-    metrics.changes_synced()
+    metrics.notice(SyncsEnded(True, None))
     return metrics
 
 
@@ -163,23 +175,26 @@ def test_counters_start_at_0(metrics: Metrics) -> None:
 
 
 def test_failures_are_counted(lived: Metrics) -> None:
-    """Partial failures count only for partial syncs."""
-    lived.sync_failed(V4, full=True, seconds=0.1, restore_failed=True)
+    """Partial failures count only for partial syncs. A service port that is quarantined counts once."""
+    tell(lived, SyncFailure(V4, True, 0.1, True, "refused"))
     whole, partial = f"{FAILURES}_total", f"{PARTIAL_FAILURES}_total"
     assert (value(lived, whole, ip_family="IPv4"), value(lived, partial, ip_family="IPv4")) == (1, 0)
-    lived.sync_failed(V4, full=False, seconds=0.1, restore_failed=False)
+    tell(lived, SyncFailure(V4, False, 0.1, False, "no such file"))
     assert (value(lived, whole, ip_family="IPv4"), value(lived, partial, ip_family="IPv4")) == (1, 1)
+    for rejected in ((), (BAD,), (BAD,), ()):
+        tell(lived, msgspec.structs.replace(report(), quarantined=rejected), 4.0)
+    assert value(lived, whole, ip_family="IPv4") == 2
     assert value(lived, whole, ip_family="IPv6") == 0
-    assert value(lived, "sync_proxy_rules_duration_seconds_count", ip_family="IPv4") == 4
+    assert value(lived, "sync_proxy_rules_duration_seconds_count", ip_family="IPv4") == 8
 
 
 def test_syncs_are_measured(metrics: Metrics) -> None:
     """Duration of all, full and partial syncs; time and rules of the last success."""
-    metrics.sync_queued(V4, 1000.5)
+    tell(metrics, SyncQueued(V4, 0.0), 1000.5)
     first = report(full=True, seconds=0.5, rules_written={"nat": 26, "mangle": 0}, rules=RULES)
-    metrics.sync_succeeded(first, 1001.5)
+    tell(metrics, first, 1001.5)
     second = report(full=False, seconds=0.25, rules_written={"filter": 3}, rules={"nat": 85, "filter": 8})
-    metrics.sync_succeeded(second, 1002.5)
+    tell(metrics, second, 1002.5)
     for name, sum_ in (("sync", 0.75), ("sync_full", 0.5), ("sync_partial", 0.25)):
         assert value(metrics, f"{name}_proxy_rules_duration_seconds_sum", ip_family="IPv4") == sum_
     assert value(metrics, "sync_proxy_rules_last_queued_timestamp_seconds", ip_family="IPv4") == 1000.5
@@ -200,7 +215,7 @@ def test_services_without_local_endpoints_are_counted(metrics: Metrics) -> None:
         )
 
     def sync(*objects: object, gone: Iterable[object] = ()) -> None:
-        metrics.sync_succeeded(report(*objects, gone=gone), 1.0)  # type: ignore[arg-type]
+        tell(metrics, report(*objects, gone=gone), 1.0)  # type: ignore[arg-type]
 
     internal = service("internal", internal_local=True)
     external = service(
@@ -248,8 +263,8 @@ def test_conntrack_and_latency(metrics: Metrics) -> None:
     """Deleted entries add up; latencies fall into their buckets."""
     metrics.reconciled(V6, 0.003, 2)
     metrics.reconciled(V6, 0.003, 0)
-    metrics.event_applied(Updated(slice_at(1.0, address="fd00::1")), {})
-    metrics.sync_succeeded(report(family=V6), 1.3)
+    metrics.notice(EventApplied(Updated(slice_at(1.0, address="fd00::1")), {}))
+    tell(metrics, report(family=V6), 1.3)
     assert value(metrics, "conntrack_reconciler_deleted_entries_total", ip_family="IPv6") == 2
     assert value(metrics, "conntrack_reconciler_sync_duration_seconds_count", ip_family="IPv6") == 2
     text = metrics.page().body.decode()
@@ -294,7 +309,7 @@ def test_events_count_as_in_kube_proxy(families: tuple[Family, ...]) -> None:
     """Every family counts each event about a Service, its own family each event about an EndpointSlice."""
     cluster, metrics, before = Cluster(), Metrics(families=families), (0.0, 0.0)
     for name, event, both, ipv4 in SEQUENCE:
-        metrics.event_applied(event, cluster.apply(event))
+        metrics.notice(EventApplied(event, cluster.apply(event)))
         now = total(metrics, "service"), total(metrics, "endpoint")
         added = now[0] - before[0], now[1] - before[1]
         assert (name, added) == (name, both if len(families) == 2 else ipv4)
@@ -306,7 +321,7 @@ def test_the_first_lists_count() -> None:
     cluster, metrics = Cluster(), Metrics()
     slices = A_SLICE, B_IPV4, B_IPV6, FQDN
     for event in (Listed(Kind.SERVICE, (A, B, EXTERNAL_NAME)), Listed(Kind.ENDPOINT_SLICE, slices)):
-        metrics.event_applied(event, cluster.apply(event))
+        metrics.notice(EventApplied(event, cluster.apply(event)))
     assert (total(metrics, "service"), total(metrics, "endpoint")) == (6, 3)
     assert metrics.pending() == (2, 2)
 
@@ -315,7 +330,7 @@ def test_the_first_lists_count() -> None:
 def test_nothing_waits_for_a_sync_that_will_not_come(event: Event) -> None:
     """Objects without rules, or only with rules of a family that is not served."""
     cluster, metrics = Cluster(), Metrics(families=(Family.IPV4,))
-    metrics.event_applied(event, cluster.apply(event))
+    metrics.notice(EventApplied(event, cluster.apply(event)))
     assert metrics.pending() == (0, 0)
 
 
@@ -323,11 +338,11 @@ def test_changes_of_slices_wait_one_by_one() -> None:
     """Two slices of a Service, one of them changed twice."""
     cluster, metrics = Cluster(), Metrics()
     for slice_ in (B_IPV4, B_IPV6, slice_of("10.244.0.2", service="b")):
-        metrics.event_applied(Updated(slice_), cluster.apply(Updated(slice_)))
+        metrics.notice(EventApplied(Updated(slice_), cluster.apply(Updated(slice_))))
     pending = "kubeproxy_sync_proxy_rules_endpoint_changes_pending"
     assert metrics.registry.get_sample_value(pending) == 3
     assert metrics.pending() == (0, 1)
-    metrics.changes_synced()
+    metrics.notice(SyncsEnded(True, None))
     assert metrics.registry.get_sample_value(pending) == 0
 
 

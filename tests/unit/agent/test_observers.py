@@ -13,16 +13,24 @@ from structlog.testing import capture_logs
 
 from pykubeproxy import http
 from pykubeproxy.agent import BindFailed
+from pykubeproxy.agent.notices import (
+    DriftCalm,
+    DriftRepaired,
+    EventApplied,
+    RulesMissing,
+    SyncFailure,
+    SyncQueued,
+    SyncsEnded,
+)
 from pykubeproxy.agent.observe import listeners
 from pykubeproxy.agent.observe.events import as_object
 from pykubeproxy.agent.observe.listeners import Listeners
-from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.config import ListenAddress, load
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed, Node, Updated
 from pykubeproxy.rules.drift import TableDrift
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.http_client import fetch, free_port
-from tests.fakes.recorder import FakeRecorder
+from tests.fakes.recorder import FakeRecorder, observers
 from tests.fakes.waiting import eventually
 from tests.objects import endpoint, service, slice_of
 from tests.reports import HERE, report
@@ -41,13 +49,14 @@ class Agent:
             **{name.replace("_", "-"): value for name, value in flags.items()},
         }
         self.notes = FakeRecorder()
-        self.observers = Observers(load(None, self.flags).config, Family, self.notes)
+        self.observers = observers(load(None, self.flags).config, self.notes)
+        self.notice = self.observers.notice
 
     def sync(self, *objects: object, family: Family = Family.IPV4, settle: bool = True) -> None:
         done = report(*objects, family=family, full=True, rules={"nat": 5})  # type: ignore[arg-type]
-        self.observers.sync_succeeded(done, ("127.0.0.2",))
+        self.notice(msgspec.structs.replace(done, local_addresses=("127.0.0.2",)))
         if settle:
-            self.observers.round_finished(True, NODE)
+            self.notice(SyncsEnded(True, NODE))
 
     def health(self, page: str = "healthz") -> int:
         return fetch(self.health_port, f"/{page}").status
@@ -74,13 +83,13 @@ def test_an_agent_is_healthy_after_all_families_are_synced(make: Callable[..., A
     agent = make()
     agent.observers.serve(agent.flags)
     for family in Family:
-        agent.observers.sync_queued(family, time.monotonic())
-    agent.observers.node_changed(NODE)
+        agent.notice(SyncQueued(family, time.monotonic()))
+    agent.notice(EventApplied(Updated(NODE), {}, NODE))
     agent.sync()
     assert (agent.health(), agent.health("livez"), agent.health("readyz")) == (503, 200, 503)
     agent.sync(family=Family.IPV6)
     assert (agent.health(), agent.health("livez"), agent.health("readyz")) == (200, 200, 200)
-    agent.observers.node_changed(None)
+    agent.notice(EventApplied(Updated(NODE), {}, None))
     assert (agent.health(), agent.health("livez")) == (503, 200)
     metrics = fetch(agent.metrics_port, "/metrics").body
     for line in (
@@ -96,12 +105,12 @@ def test_an_agent_is_healthy_after_all_families_are_synced(make: Callable[..., A
 def test_an_agent_is_ready_once_it_serves_more_services_than_are_suspect(make: Callable[..., Agent]) -> None:
     agent = make()
     agent.observers.serve(agent.flags)
-    agent.observers.node_changed(NODE)
+    agent.notice(EventApplied(Updated(NODE), {}, NODE))
     done = {family: report(service(), service("b"), family=family) for family in Family}
     answers = []
     for held in (3, 2, 3):
         for family in Family:
-            agent.observers.sync_succeeded(msgspec.structs.replace(done[family], services=2, held=held), ())
+            agent.notice(msgspec.structs.replace(done[family], services=2, held=held))
         answers.append(agent.health("readyz"))
     assert answers == [503, 200, 200]
 
@@ -111,7 +120,7 @@ def test_a_deleted_node_is_logged(make: Callable[..., Agent]) -> None:
     agent = make()
     with capture_logs() as lines:
         for name in ("elsewhere", NODE.name):
-            agent.observers.event_applied(Deleted(Kind.NODE, Key("", name)), {})
+            agent.notice(EventApplied(Deleted(Kind.NODE, Key("", name)), {}))
     assert [(line["event"], line["node"]) for line in lines] == [
         ("node deleted, serving with its last state", NODE.name)
     ]
@@ -121,12 +130,12 @@ def test_repeated_sync_failures_are_unhealthy(make: Callable[..., Agent]) -> Non
     """Also without a change: the first sync, or a repair."""
     agent = make(iptables_sync_period="50ms", iptables_min_sync_period="0s")
     agent.observers.serve(agent.flags)
-    agent.observers.node_changed(NODE)
+    agent.notice(EventApplied(Updated(NODE), {}, NODE))
     for family in Family:
         agent.sync(family=family)
     assert agent.health() == 200
-    agent.observers.sync_failed(Family.IPV6, full=True, seconds=0.5, restore_failed=True, reason="refused")
-    agent.observers.round_finished(False, NODE)
+    agent.notice(SyncFailure(Family.IPV6, True, 0.5, True, "refused"))
+    agent.notice(SyncsEnded(False, NODE))
     eventually(lambda: agent.health() == 503)
     assert agent.health("livez") == 200
     agent.sync(family=Family.IPV6)
@@ -143,7 +152,7 @@ def test_changes_are_pending_until_all_families_are_synced(make: Callable[..., A
         Deleted(Kind.ENDPOINT_SLICE, slice_of("10.1.0.1").key),
         Updated(NODE),
     ):
-        agent.observers.event_applied(event, cluster.apply(event))
+        agent.notice(EventApplied(event, cluster.apply(event)))
 
     def pending() -> tuple[float | None, float | None]:
         return (
@@ -152,9 +161,9 @@ def test_changes_are_pending_until_all_families_are_synced(make: Callable[..., A
         )
 
     assert pending() == (2, 2)
-    agent.observers.round_finished(False, NODE)
+    agent.notice(SyncsEnded(False, NODE))
     assert pending() == (2, 2)
-    agent.observers.round_finished(True, NODE)
+    agent.notice(SyncsEnded(True, NODE))
     assert pending() == (0, 0)
     assert agent.metric("sync_proxy_rules_service_changes_total") == 4
     assert agent.metric("sync_proxy_rules_endpoint_changes_total") == 2
@@ -163,8 +172,8 @@ def test_changes_are_pending_until_all_families_are_synced(make: Callable[..., A
 def test_latency_is_measured_from_trigger_to_sync(make: Callable[..., Agent]) -> None:
     """A slice counts when its family is synced, one from before the start never."""
     agent = make()
-    agent.observers.event_applied(Updated(slice_of("10.1.0.1", trigger_time=time.time() + 0.001)), {})
-    agent.observers.event_applied(Updated(slice_of("10.1.0.2", name="old", trigger_time=1.0)), {})
+    agent.notice(EventApplied(Updated(slice_of("10.1.0.1", trigger_time=time.time() + 0.001)), {}))
+    agent.notice(EventApplied(Updated(slice_of("10.1.0.2", name="old", trigger_time=1.0)), {}))
     agent.sync(family=Family.IPV6)
     assert agent.metric("network_programming_duration_seconds_count", ip_family="IPv6") is None
     agent.sync()
@@ -208,18 +217,18 @@ def test_contention_keeps_health_check_ports_open(make: Callable[..., Agent]) ->
     agent.sync(web, slice_of(endpoint("10.1.0.1", node_name=HERE)), settle=False)
     agent.sync(family=Family.IPV6)
     for contested in (False, True, True):
-        done = msgspec.structs.replace(report(), drift=(TableDrift("nat", rules=1),))
-        agent.observers.drift_repaired(done, ("nft (process 7)",), 0.1, contested)
+        drift = (TableDrift("nat", rules=1),)
+        agent.notice(DriftRepaired(Family.IPV4, drift, ("nft (process 7)",), 0.1, contested))
     assert fetch(port).status == 200
     assert agent.observers.metrics.registry.get_sample_value(
         "pykubeproxy_drift_contested", {"ip_family": "IPv4"}
     )
-    agent.observers.rules_missing(Family.IPV4, time.monotonic() - 6)
+    agent.notice(RulesMissing(Family.IPV4, time.monotonic() - 6))
     assert fetch(port).status == 503
-    agent.observers.rules_missing(Family.IPV4, None)
+    agent.notice(RulesMissing(Family.IPV4, None))
     assert fetch(port).status == 200
     for _ in range(2):
-        agent.observers.drift_calm(Family.IPV4)
+        agent.notice(DriftCalm(Family.IPV4))
     repaired = ["DriftRepaired"] * 3
     assert sorted(agent.notes.reasons) == ["DriftCalm", "DriftContested", *repaired, "Starting"]
     about = {it.reason: (it.type, it.note) for it in agent.notes.events}
@@ -334,8 +343,8 @@ def test_nothing_listens_before_serve(make: Callable[..., Agent]) -> None:
 def test_an_object_that_is_too_large_is_an_event(make: Callable[..., Agent]) -> None:
     """In the namespace of the object; one that is deleted causes none."""
     agent, key = make(), Key("ns", "web-abc")
-    agent.observers.event_applied(Deleted(Kind.ENDPOINT_SLICE, key), {})
-    agent.observers.event_applied(Deleted(Kind.ENDPOINT_SLICE, key, "it has more than 16 MiB"), {})
+    agent.notice(EventApplied(Deleted(Kind.ENDPOINT_SLICE, key), {}))
+    agent.notice(EventApplied(Deleted(Kind.ENDPOINT_SLICE, key, "it has more than 16 MiB"), {}))
     (event,) = agent.notes.events
     assert (event.kind, event.regarding, event.reason) == ("EndpointSlice", key, "ObjectSkipped")
     assert event.note == f"node {HERE} skips EndpointSlice ns/web-abc: it has more than 16 MiB"

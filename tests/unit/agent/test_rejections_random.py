@@ -1,6 +1,5 @@
 """iptables rejects rules of some Services, at random: the others stay served, and what the agent knows stays true."""
 
-import math
 from collections.abc import Callable, Collection
 
 import pytest
@@ -93,9 +92,7 @@ def restart(node: SyncedFamily) -> None:
 
 
 def attempt(node: SyncedFamily) -> None:
-    work = node.tables.work
-    work.retries.follow((), (), 0.0, searching=node.tables.quarantine.has_tries)
-    if work.tries_due() < math.inf:
+    if node.tables.may_try and node.tables.quarantine.has_tries:
         node._attempt(lambda: node.tables.try_next(node.cluster))
 
 

@@ -230,43 +230,43 @@ def test_an_unchanged_port_is_tried_every_hour() -> None:
     """While it is in quarantine."""
     schedule = RetrySchedule()
     assert (schedule.due(), schedule.take(10.0)) == (math.inf, ())
-    schedule.follow([A], [], 100.0)
+    schedule.follow([A], 100.0)
     assert schedule.due() == 3700.0
     schedule.tried([A], 3700.0, 3700.5)
     assert schedule.due() == 7300.5
-    schedule.follow([], [], 3800.0)
+    schedule.follow([], 3800.0)
     assert schedule.due() == math.inf
 
 
 def test_a_changed_port_is_tried_after_its_backoff() -> None:
     """Each failed retry doubles it, up to five minutes; other ports keep theirs."""
     schedule, now, delays = RetrySchedule(), 0.0, []
-    schedule.follow([A, B], [], now)
+    schedule.follow([A, B], now)
     for _ in range(11):
-        schedule.follow([A, B], [A.service_key], now)
+        schedule.changed([A.service_key], now)
         delays.append(schedule.due() - now)
         now = schedule.due()
         assert schedule.take(now) == (A,)
         schedule.tried([A], now, now)
     assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0]
-    schedule.follow([A, B], [B.service_key], now)
+    schedule.changed([B.service_key], now)
     assert schedule.take(now) == (B,)
 
 
 def test_repeated_changes_do_not_postpone_a_retry() -> None:
     schedule = RetrySchedule()
-    schedule.follow([A], [], 0.0)
+    schedule.follow([A], 0.0)
     for tenths in range(10):
-        schedule.follow([A], [A.service_key], tenths / 10)
+        schedule.changed([A.service_key], tenths / 10)
     assert schedule.due() == 1.0
 
 
 def test_retries_take_a_tenth_of_the_time() -> None:
     """What was not tried in time stays due, the one that waits longest first."""
     schedule = RetrySchedule()
-    schedule.follow([A, B], [], 0.0)
-    schedule.follow([A, B], [B.service_key], 2.0)
-    schedule.follow([A, B], [A.service_key], 3.0)
+    schedule.follow([A, B], 0.0)
+    schedule.changed([B.service_key], 2.0)
+    schedule.changed([A.service_key], 3.0)
     assert schedule.take(10.0) == (B, A)
     schedule.tried([B], 10.0, 11.0)
     assert schedule.due() == 20.0
@@ -276,18 +276,19 @@ def test_retries_take_a_tenth_of_the_time() -> None:
 def test_suspect_ports_are_tried_one_after_the_other() -> None:
     """Until none is left; meanwhile, no rejected port is due."""
     schedule = RetrySchedule()
-    schedule.follow([A], [], 0.0)
-    schedule.follow([A], [A.service_key], 10.0, searching=True)
+    schedule.follow([A], 0.0)
+    schedule.follow([A], 10.0, searching=True)
+    schedule.changed([A.service_key], 10.0)
     assert (schedule.due(), schedule.take(10.0)) == (-math.inf, ())
     schedule.tried([], 10.0, 11.0)
     assert schedule.due() <= 11.0
-    schedule.follow([A, B], [], 13.0)
+    schedule.follow([A, B], 13.0)
     assert (schedule.due(), schedule.take(13.0)) == (10.0, (A,))
 
 
 def test_rejected_ports_that_are_tried_take_a_tenth_of_the_time() -> None:
     schedule = RetrySchedule()
-    schedule.follow([A, B], [], 0.0, has_tries=True)
+    schedule.follow([A, B], 0.0, has_tries=True)
     schedule.tried([], 1.0, 2.0)
     assert (schedule.due(), schedule.take(11.0)) == (11.0, ())
 
@@ -296,7 +297,7 @@ def test_rejected_ports_that_are_tried_take_a_tenth_of_the_time() -> None:
 def test_failing_tries_wait_longer_each_time(searching: bool) -> None:
     """The ports stay due."""
     schedule, now, delays = RetrySchedule(), 0.0, []
-    schedule.follow([A], [], now, has_tries=True, searching=searching)
+    schedule.follow([A], now, has_tries=True, searching=searching)
     for _ in range(4):
         schedule.tried([], now, now, succeeded=False)
         delays.append(schedule.due() - now)

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from pykubeproxy.agent.notices import SyncReport
 from pykubeproxy.agent.observe.service_reports import ENDPOINTS, SYNCS, ServiceReporter, SyncLog
 from pykubeproxy.agent.observe.status import list_objects
-from pykubeproxy.agent.report import SyncReport
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Port, Protocol, Service, Updated
 from pykubeproxy.pages.servicez import Quarantined
 from pykubeproxy.pages.statusz import PageFilter
@@ -34,7 +34,7 @@ class Reports:
     def __init__(self, lines: list[MutableMapping[str, Any]]) -> None:
         self.lines = lines
         self.recorder = FakeRecorder()
-        self.sync = ServiceReporter(self.recorder, 500).sync_succeeded
+        self.sync = ServiceReporter(self.recorder, 500).notice
 
     @property
     def regarding(self) -> list[Key]:
@@ -61,10 +61,10 @@ def with_quarantined(*services: str, family: Family = Family.IPV4) -> SyncReport
 
 def test_each_quarantined_port_is_reported_once(reports: Reports) -> None:
     """One log line per family, one event per Service, and one log line on release."""
-    assert reports.sync(with_quarantined("one"))
-    assert not reports.sync(with_quarantined("one"))
-    assert reports.sync(with_quarantined("one", family=Family.IPV6))
-    assert reports.sync(with_quarantined("one", "two"))
+    reports.sync(with_quarantined("one"))
+    reports.sync(with_quarantined("one"))
+    reports.sync(with_quarantined("one", family=Family.IPV6))
+    reports.sync(with_quarantined("one", "two"))
     assert reports.recorder.reasons == ["ServiceQuarantined"] * 2
     assert reports.regarding == [Key("ns", "one"), Key("ns", "two")]
     assert "Invalid argument" in reports.recorder.events[0].note
@@ -73,16 +73,16 @@ def test_each_quarantined_port_is_reported_once(reports: Reports) -> None:
         ("ns/one:http", "IPv6", "Invalid argument"),
         ("ns/two:http", "IPv4", "Invalid argument"),
     ]
-    assert not reports.sync(with_quarantined("two"))
+    reports.sync(with_quarantined("two"))
     assert reports.logged("event", "service")[-1] == ("service released from quarantine", "ns/one:http")
 
 
 def test_suspect_ports_are_reported_as_a_number(reports: Reports) -> None:
     """When there are more than before. Each one that turns out to be rejected is reported like any other."""
     for held in (2, 2, 1):
-        assert not reports.sync(msgspec.structs.replace(with_quarantined(), held=held))
+        reports.sync(msgspec.structs.replace(with_quarantined(), held=held))
     assert reports.logged("event", "service_ports") == [("rules rejected, looking for the service", 2)]
-    assert reports.sync(with_quarantined("two"))
+    reports.sync(with_quarantined("two"))
     assert reports.regarding == [Key("ns", "two")]
     assert reports.logged("event")[1:] == [("service quarantined",)]
 
@@ -254,5 +254,5 @@ def endpoint_lines(steps: list[Any], verbosity: int = ENDPOINTS) -> list[Mutable
     for events in steps:
         done = synced.sync(*events)
         with capture_logs() as lines:
-            sync_log.synced(done)
+            sync_log.notice(done)
     return [line for line in lines if line["event"] != "synced"]

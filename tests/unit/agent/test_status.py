@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from pykubeproxy.agent.notices import EventApplied, SyncFailure
 from pykubeproxy.agent.observe.handlers import metrics_pages, read_filter
 from pykubeproxy.agent.observe.metrics import Metrics
-from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.status import LoopQuery, StatusService, list_services
 from pykubeproxy.agent.startup import Families
 from pykubeproxy.config import load
@@ -23,7 +23,7 @@ from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import Outage
 from pykubeproxy.sources.manifests import ManifestWatch
 from tests.fakes.http_client import fetch
-from tests.fakes.recorder import FakeRecorder
+from tests.fakes.recorder import FakeRecorder, observers
 from tests.fakes.synced import SyncedFamily
 from tests.fakes.waiting import PATIENCE
 from tests.objects import endpoint, service, slice_of
@@ -37,11 +37,11 @@ class Proxy(SyncedFamily):
 
     def __init__(self) -> None:
         super().__init__()
-        self.observers = Observers(CONFIG, [Family.IPV4], FakeRecorder(), needs_node=False)
+        self.observers = observers(CONFIG, FakeRecorder(), Family.IPV4, needs_node=False)
 
     def follow(self, *objects: Object) -> None:
         report = self.sync(*(Updated(it) for it in objects))
-        self.observers.sync_succeeded(report, ())
+        self.observers.notice(report)
 
     def put(self, query: LoopQuery[Any]) -> None:
         query.answer(self.cluster, [self.tables])
@@ -177,7 +177,7 @@ def test_the_last_syncs_are_kept(proxy: Proxy) -> None:
     """Fifty of them, with rules written and failures."""
     proxy.follow(service())
     for number in range(60):
-        proxy.observers.sync_failed(Family.IPV4, False, number / 1000, True, "refused")
+        proxy.observers.notice(SyncFailure(Family.IPV4, False, number / 1000, True, "refused"))
     syncs = proxy.status().syncs
     assert len(syncs) == 50
     assert (syncs[-1].seconds, syncs[-1].failure, syncs[-1].full) == (0.059, "refused", False)
@@ -186,7 +186,7 @@ def test_the_last_syncs_are_kept(proxy: Proxy) -> None:
 def test_pending_changes_are_counted(proxy: Proxy) -> None:
     """By kind of object."""
     slices = Listed(Kind.ENDPOINT_SLICE, (slice_of("10.244.1.1"),))
-    proxy.observers.event_applied(slices, proxy.cluster.apply(slices))
+    proxy.observers.notice(EventApplied(slices, proxy.cluster.apply(slices)))
     status = proxy.status()
     assert (status.pending_services, status.pending_endpoints) == (0, 1)
 

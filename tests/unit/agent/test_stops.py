@@ -3,17 +3,20 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
+from structlog.testing import capture_logs
 
 from pykubeproxy.agent import stops
 from pykubeproxy.agent.mailbox import Mailbox, Stop
 from pykubeproxy.agent.stops import ConfigFileWatch
+from pykubeproxy.kernel import InstanceLock, KernelError
 from tests.fakes.cluster import ConfigMapVolume
 
 
 def watch(path: Path) -> ConfigFileWatch:
-    return ConfigFileWatch(str(path), lambda _: None)
+    return ConfigFileWatch(str(path))
 
 
 @pytest.fixture
@@ -80,12 +83,23 @@ def test_file_written_after_a_config_map_update_is_changed(tmp_path: Path) -> No
     assert watched.changed()
 
 
-def test_file_written_before_the_thread_starts_posts_one_stop(
+def test_a_file_written_before_the_thread_starts_posts_one_stop(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stops, "_PERIOD", 0.0)
     mailbox = Mailbox()
-    watched = ConfigFileWatch(str(path), mailbox.put)
+    watched = watch(path)
     path.write_text("a: 2\n")
-    watched.run()
+    stops.watch_files(create_autospec(InstanceLock, instance=True), watched, mailbox.put)
     assert mailbox.take(0) == [Stop(1, f"configuration file {path} was updated")]
+
+
+def test_the_instance_lock_is_kept_without_a_configuration_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until another agent was faster."""
+    monkeypatch.setattr(stops, "_PERIOD", 0.0)
+    lock, mailbox = create_autospec(InstanceLock, instance=True), Mailbox()
+    lock.restore.side_effect = [False, True, KernelError("another agent has the lock")]
+    with capture_logs() as lines:
+        stops.watch_files(lock, None, mailbox.put)
+    assert [line["event"] for line in lines] == ["instance lock restored"]
+    assert mailbox.take(0) == [Stop(1, "another agent has the lock")]

@@ -4,15 +4,14 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.tables import SyncFailed
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Rejected
-from pykubeproxy.objects import Family, Updated
+from pykubeproxy.objects import Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.dispatch import TREE_ABOVE
 from tests.fakes.iptables import fail_on
-from tests.fakes.recorder import FakeRecorder
+from tests.fakes.recorder import FakeRecorder, observers
 from tests.fakes.synced import SyncedFamily, flags_context
 from tests.objects import numbered, service, slice_of
 from tests.reports import report
@@ -30,9 +29,13 @@ def is_flat(synced: SyncedFamily) -> bool:
     return len(synced.chains()[skeleton.NAT_SERVICES]) == SERVICES + 1
 
 
-def rejects_branches(rule: str) -> bool:
-    """The kernel rejects a rule in each branch."""
-    return "services at" in rule
+def reject_trees(synced: SyncedFamily) -> None:
+    """Let the kernel find too many jumps in a tree: another program may jump to our chains from deep below."""
+    synced.live.on_restore = fail_on("services at", LINKS)
+
+
+def accept_trees(synced: SyncedFamily) -> None:
+    synced.live.on_restore = lambda _: None
 
 
 @pytest.fixture(params=[Backend.NFT, Backend.LEGACY], ids=lambda backend: backend.value)
@@ -41,23 +44,24 @@ def synced(request: pytest.FixtureRequest) -> SyncedFamily:
 
 
 def test_a_rejected_tree_is_replaced_by_a_flat_chain(synced: SyncedFamily) -> None:
-    """All services are served; none is quarantined."""
-    synced.live.rejects = rejects_branches
+    """In the same sync. All services are served; none is tried alone or quarantined."""
+    reject_trees(synced)
     done = synced.sync()
-    assert done.rejected_tree
-    assert (done.services, done.quarantined, is_flat(synced)) == (SERVICES, (), True)
+    assert LINKS.message in done.rejected_tree
+    assert (done.services, done.quarantined, done.held, is_flat(synced)) == (SERVICES, (), 0, True)
+    assert len(synced.live.texts) == 2
 
 
 def test_changes_do_not_try_the_rejected_tree_again(synced: SyncedFamily) -> None:
     """Only the hourly full sync does."""
-    synced.live.rejects = rejects_branches
+    reject_trees(synced)
     synced.sync()
     synced.live.texts.clear()
     done = synced.sync(Updated(slice_of("10.244.9.9", service="svc7")))
     assert (bool(done.rejected_tree), done.full, len(synced.live.texts)) == (True, False, 1)
     synced.tables.distrust()
     assert synced.sync().rejected_tree
-    synced.live.rejects = lambda rule: False
+    accept_trees(synced)
     assert synced.sync(Updated(slice_of("10.244.9.8", service="svc7"))).rejected_tree
     synced.tables.retry_tree()
     assert not synced.sync().rejected_tree
@@ -65,18 +69,11 @@ def test_changes_do_not_try_the_rejected_tree_again(synced: SyncedFamily) -> Non
 
 
 def test_other_options_try_the_rejected_tree_again(synced: SyncedFamily) -> None:
-    synced.live.rejects = rejects_branches
+    reject_trees(synced)
     synced.sync()
-    synced.live.rejects = lambda rule: False
+    accept_trees(synced)
     assert not synced.sync(context=flags_context(masquerade_all="true")).rejected_tree
     assert not is_flat(synced)
-
-
-def test_too_many_jumps_reject_the_tree_at_once(synced: SyncedFamily) -> None:
-    """No service is tried alone: every one would be accepted."""
-    synced.live.on_restore = fail_on("services at", LINKS)
-    assert synced.sync().rejected_tree == LINKS.message
-    assert (is_flat(synced), len(synced.live.texts)) == (True, 2)
 
 
 def test_a_fault_of_the_node_does_not_reject_the_tree(synced: SyncedFamily) -> None:
@@ -94,22 +91,6 @@ def test_a_rejected_service_does_not_reject_the_tree(synced: SyncedFamily) -> No
     synced.live.rejects = lambda rule: "--to-destination 10.244.0.5:" in rule
     done = synced.sync_and_retry()
     assert ([it.name for it in done.quarantined], done.rejected_tree) == (["svc5"], "")
-    assert not is_flat(synced)
-
-
-@pytest.mark.parametrize(
-    "rejection",
-    [
-        Rejected(1, "COMMIT", "the kernel rejected the block", 1),
-        Rejected(1, "-A KUBE-SVC-A -j KUBE-SVC-B", "Chain 'KUBE-SVC-B' does not exist", 2),
-    ],
-    ids=["legacy", "nft"],
-)
-def test_a_single_rejection_does_not_reject_the_tree(rejection: Rejected) -> None:
-    """Another program may have written at the same time."""
-    synced = tables_of_many(Backend.LEGACY)
-    synced.live.on_restore = fail_on("services at", rejection, times=1)
-    assert not synced.sync().rejected_tree
     assert not is_flat(synced)
 
 
@@ -133,15 +114,15 @@ def test_a_small_cluster_has_no_tree_to_reject() -> None:
 
 def test_a_rejected_tree_is_reported_once() -> None:
     """By a warning, a metric and the status, until iptables accepts the tree again."""
-    observers = Observers(load(None, {}).config, Family, FakeRecorder())
+    made = observers(load(None, {}).config, FakeRecorder())
     done = report(service())
     gauge = "pykubeproxy_dispatch_tree_rejected"
 
     def noted(reason: str) -> float | None:
-        observers.sync_succeeded(msgspec.structs.replace(done, rejected_tree=reason), ())
-        families = observers.history.families(observers.health.state())
+        made.notice(msgspec.structs.replace(done, rejected_tree=reason))
+        families = made.history.families(made.health.state())
         assert [it.rejected_tree for it in families] == [reason, ""]
-        return observers.metrics.registry.get_sample_value(gauge, {"ip_family": "IPv4"})
+        return made.metrics.registry.get_sample_value(gauge, {"ip_family": "IPv4"})
 
     with capture_logs() as lines:
         assert [noted("a"), noted("b"), noted(""), noted("")] == [1, 1, 0, 0]
