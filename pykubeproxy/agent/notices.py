@@ -67,7 +67,7 @@ class DriftCalm(msgspec.Struct, frozen=True):
 
 
 class SyncsEnded(msgspec.Struct, frozen=True):
-    """The loop ends a round of syncs. `in_sync`: all changes of all families are written, but for what waits."""
+    """The loop ends a round of syncs, or one between rounds. `in_sync`: a round wrote all changes, but for what waits."""
 
     in_sync: bool
     node: Node | None

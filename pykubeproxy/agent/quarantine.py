@@ -14,6 +14,7 @@ from pykubeproxy.objects import Family, Key
 from pykubeproxy.pages.servicez import Quarantined
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.plan import Plan
 from pykubeproxy.rules.service import PortRules, note_rules, port_rules, reject_rules
 from pykubeproxy.services.ports import PortName, whole_service
 from pykubeproxy.services.selection import ResolvedPort
@@ -397,11 +398,11 @@ class Fallback:
         options = msgspec.structs.replace(context.options, dispatch=Dispatch.FLAT)
         return msgspec.structs.replace(context, options=options)
 
-    def reject(self, error: KernelError, has_tree: bool) -> bool:
-        """Reject the tree if iptables found too many jumps or a loop. Return whether to make another attempt."""
-        if not (has_tree and isinstance(error, Rejected)):
+    def reject(self, error: KernelError, plan: Plan) -> bool:
+        """Reject the tree of a plan if iptables found too many jumps or a loop. Return whether to make another attempt."""
+        if not isinstance(error, Rejected):
             return False
-        if not any(words in error.message.lower() for words in _TOO_DEEP):
+        if not any(words in error.message.lower() for words in _TOO_DEEP) or not plan.has_tree():
             return False
         self.reason = error.message
         return True

@@ -313,7 +313,7 @@ class FamilyTables:
     def _leave_out(self, failed: SyncFailed, attempt: _Attempt) -> bool:
         """Find what iptables may have rejected. Return whether the next attempt leaves something out. Raises SyncFailed."""
         error = failed.error
-        if self._fallback.reject(error, attempt.plan.has_tree()):
+        if self._fallback.reject(error, attempt.plan):
             return True
         if not may_blame_ports(error):
             return False
@@ -455,11 +455,11 @@ class FamilyTables:
 
     def _choose(self, wanted: Wanted, step: Work, turn: frozenset[PortName], live: Ruleset | None) -> _Chosen:
         """Choose the Services of this sync, and let the others wait; `live` are all tables if they were read."""
-        known, quarantine = self._known, self.quarantine
-        left_out = (*(port.port_name for port in quarantine.all()), *quarantine.held())
+        known, held = self._known, self.quarantine.held()
+        left_out = (*(port.port_name for port in self.quarantine.all()), *held)
         served = itertools.chain(known.services(), (name.service_key for name in left_out))
         batch = self.pending.choose(wanted, served, turn, is_first=self._context is None)
-        self._claim(batch, live)
+        self._claim(batch, held, live)
         portions: dict[Key, dict[PortName, Container[str] | None]] = {}
         is_earlier = self._context is None and (known.unused() or known.lead_to_services())
         existing = {key.chain for key in known.unused() if key.table == "nat"} if is_earlier else set()
@@ -468,12 +468,11 @@ class FamilyTables:
             if self.pending.wait(key, wanted.port_names(key), [port.name for port in ports]):
                 # Another Service may have the address or node port now.
                 known.withdraw(key, wanted.frontends(key))
-            known.withdraw_damaged(key)
             if is_earlier:
                 # An earlier agent has written rules whose owners nobody knows. Endpoints without a chain come in a turn.
-                held = existing.union(*(port.existing_chains() for port in ports))
-                portions[key] = dict.fromkeys(wanted.port_names(key), held)
-        for key in {name.service_key for name in quarantine.held()}:
+                chains = existing.union(*(port.existing_chains() for port in ports))
+                portions[key] = dict.fromkeys(wanted.port_names(key), chains)
+        for key in {*batch.waiting, *(name.service_key for name in held)}:
             known.withdraw_damaged(key)
         for name in turn:
             if name.service_key in batch.waiting:
@@ -481,9 +480,8 @@ class FamilyTables:
                 portion[name] = None if step is Work.TURN else port.existing_chains() if port else ()
         return _Chosen(batch.whole, portions)
 
-    def _claim(self, batch: Batch, live: Ruleset | None) -> None:
+    def _claim(self, batch: Batch, held: Collection[PortName], live: Ruleset | None) -> None:
         """Let ports that this sync does not write keep what the tables hold of them, if only the tables tell."""
-        held = self.quarantine.held()
         ports = {
             name
             for name in self._unsure

@@ -30,10 +30,6 @@ class Turns:
         """Return the Services with waiting ports."""
         return self._ports.keys()
 
-    def ports(self, service: Key) -> Collection[PortName]:
-        """Return the waiting ports of a Service, in the order of their turns."""
-        return self._ports.get(service, {}).keys()
-
     def add(self, service: Key, ports: Collection[PortName]) -> None:
         """Let these ports wait, behind others of their Service."""
         if ports:

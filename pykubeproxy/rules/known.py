@@ -415,9 +415,8 @@ class KnownTables:
             waiting, seen = [root], {root}
             while waiting:
                 for rule in live.chains.get(waiting.pop(), ()):
-                    target, parsed = parse_target(rule), parse_rule(rule)
-                    title = parsed.title, parsed.options.get("-p", "")
-                    name = tops.get(target) if root.table == "nat" else titles.get(title)
+                    target = parse_target(rule)
+                    name = tops.get(target) if root.table == "nat" else titles.get(_title(rule))
                     below = ChainKey(root.table, target)
                     if name:
                         entries[name].setdefault(root, []).append(rule)
@@ -615,6 +614,12 @@ def _observed(live: Ruleset, key: ChainKey) -> KnownChain:
 def _filter_entries(live: Ruleset, key: ChainKey) -> SharedEntries:
     rules = tuple(rule for rules in with_branches(live, key).values() for rule in rules if "-j " in rule)
     return SharedEntries(key).with_lost(rules)
+
+
+def _title(entry: str) -> tuple[str, str]:
+    """Return the service port that an entry of table filter names, and its protocol: ports may share a name."""
+    parsed = parse_rule(entry)
+    return parsed.title, parsed.options.get("-p", "")
 
 
 def _frontend(entry: str) -> tuple[str, int] | None:

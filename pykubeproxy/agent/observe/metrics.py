@@ -151,7 +151,7 @@ class Metrics:
         # kube-proxy has no series NAME_created.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        # What iptables rejects as of the last sync of each family.
+        # What iptables rejects as of the last sync of each family: service ports, and the tree.
         self._rejected: dict[Family, Set[object]] = {}
         self._without_local: dict[Family, dict[PortName, tuple[bool, bool]]] = {}
         counter = partial(Counter, namespace="kubeproxy", labelnames=_FAMILY, registry=self.registry)
@@ -337,7 +337,9 @@ class Metrics:
             self._rules.labels(table, family).set(report.rules.get(table, 0))
         self._quarantined.labels(family).set(len({port.port_name.service_key for port in report.quarantined}))
         self._rejected_tree.labels(family).set(bool(report.rejected_tree))
-        rejected = {report.rejected_tree, *(port.port_name for port in report.quarantined)} - {""}
+        rejected: set[object] = {port.port_name for port in report.quarantined}
+        if report.rejected_tree:
+            rejected.add("dispatch tree")
         before, self._rejected[report.family] = self._rejected.get(report.family, frozenset()), rejected
         self._failures.labels(family).inc(bool(rejected - before))
         self._count_without_local(report)

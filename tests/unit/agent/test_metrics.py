@@ -175,7 +175,7 @@ def test_counters_start_at_0(metrics: Metrics) -> None:
 
 
 def test_failures_are_counted(lived: Metrics) -> None:
-    """Partial failures count only for partial syncs. A service port that is quarantined counts once."""
+    """Partial failures count only for partial syncs. A rejected service port or tree counts once."""
     tell(lived, SyncFailure(V4, True, 0.1, True, "refused"))
     whole, partial = f"{FAILURES}_total", f"{PARTIAL_FAILURES}_total"
     assert (value(lived, whole, ip_family="IPv4"), value(lived, partial, ip_family="IPv4")) == (1, 0)
@@ -184,8 +184,11 @@ def test_failures_are_counted(lived: Metrics) -> None:
     for rejected in ((), (BAD,), (BAD,), ()):
         tell(lived, msgspec.structs.replace(report(), quarantined=rejected), 4.0)
     assert value(lived, whole, ip_family="IPv4") == 2
+    for reason in ("too many links", "too many links in another chain"):
+        tell(lived, msgspec.structs.replace(report(), rejected_tree=reason), 4.0)
+    assert value(lived, whole, ip_family="IPv4") == 3
     assert value(lived, whole, ip_family="IPv6") == 0
-    assert value(lived, "sync_proxy_rules_duration_seconds_count", ip_family="IPv4") == 8
+    assert value(lived, "sync_proxy_rules_duration_seconds_count", ip_family="IPv4") == 10
 
 
 def test_syncs_are_measured(metrics: Metrics) -> None:

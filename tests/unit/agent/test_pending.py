@@ -48,11 +48,12 @@ def test_only_a_changed_service_waits_for_a_turn(pending: Pending) -> None:
     pending.changed({WEB: False})
     assert not pending.wait(WEB, [HTTP, HTTPS], [HTTP])
     assert not pending.wait(API, [OTHER], [])
-    assert ([*pending.deferred.ports(WEB)], len(pending.losing)) == ([HTTP, HTTPS], 0)
+    assert pending.next_turn(Work.TURN, wanted()) == {HTTP, HTTPS}
+    assert not pending.losing
     pending.changed({WEB: True})
     pending.changed({WEB: False})
     assert pending.wait(WEB, [HTTP, HTTPS], [HTTP])
-    assert [*pending.losing.ports(WEB)] == [HTTP]
+    assert pending.next_turn(Work.LOSSES, wanted()) == {HTTP}
 
 
 def test_what_has_just_come_is_taken_before_what_has_failed(pending: Pending) -> None:
@@ -75,6 +76,6 @@ def test_those_whose_turn_it_was_go_to_the_end_of_the_queue(pending: Pending) ->
     turns = [pending.next_turn(Work.TURN, wanted()) for _ in range(4)]
     assert turns == [{HTTP}, {OTHER}, {HTTPS}, {OTHER}]
     pending.written({WEB}, deferred={HTTPS}, losing=())
-    assert [*pending.deferred.ports(WEB)] == [HTTPS]
+    assert len(pending.deferred) == 2
     pending.done(Work.TURN)
     assert pending.next_turn(Work.TURN, wanted()) == {HTTPS, OTHER}
