@@ -4,25 +4,29 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
 import msgspec
 
-from pykubeproxy.agent.quarantine import Quarantine
+from pykubeproxy.agent.quarantine import Quarantine, Refused
 from pykubeproxy.agent.wanted import Wanted
-from pykubeproxy.objects import Key
+from pykubeproxy.objects import Key, Protocol
 from pykubeproxy.rules import names
 from pykubeproxy.rules.known import KnownPort, KnownTables
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS
-from pykubeproxy.rules.plan import DesiredPort, DesiredService, is_written
-from pykubeproxy.rules.service import port_rules, reject_service
+from pykubeproxy.rules.plan import DesiredPort, DesiredService
+from pykubeproxy.rules.service import PortRules, note_rules, reject_service
 from pykubeproxy.services.ports import PortName, whole_service
 from pykubeproxy.services.selection import ResolvedPort
 from pykubeproxy.services.size import Oversized
+
+_NO_SCTP = (
+    "this node cannot match SCTP ports: it lacks the kernel module xt_sctp or the iptables extension sctp"
+)
 
 
 class Resolution:
     """Some Services, resolved one after the other while the chains of those before are written.
 
-    `services` are the ports of those resolved so far, by name. `oversized` are those that are too large to be served; they
-    have no ports here. Nor have `kept` and `held` ports, which stay as they are: they wait for their turn, or are suspect;
-    `doubtful` are those that the quarantine does not know yet. `reduced` ports have only endpoints whose chains exist.
+    `services` are the ports of those resolved so far, by name, without those that stay as they are: `kept` ports wait for
+    their turn, `held` ports are suspect. `refused` are Services that are too large to be served, and ports that no rule can
+    match. `reduced` ports have only endpoints whose chains exist.
     """
 
     def __init__(
@@ -40,10 +44,9 @@ class Resolution:
         """
         self.wanted = wanted
         self.services: dict[Key, tuple[ResolvedPort, ...]] = {}
-        self.oversized: dict[Key, Oversized] = {}
+        self.refused: dict[PortName, Refused] = {}
         self.kept: set[PortName] = set()
         self.held: set[PortName] = set()
-        self.doubtful: list[ResolvedPort] = []
         self.reduced: set[PortName] = set()
         self._whole = whole
         self._known = known
@@ -58,16 +61,16 @@ class Resolution:
         """Resolve each Service, and yield its rules, or what replaces them in quarantine."""
         options, most = self.wanted.context.options, self.wanted.context.max_service_pairs
         held = quarantine.held() - self._tried
-        known = held | self._tried
         for key in (*self._whole, *self._portions):
             portion = self._portions.get(key)
             is_small = key in self._whole and self._whole[key] <= most
             found = self.wanted.resolve(key, portion, is_small)
             stay: set[PortName] = set()
             if isinstance(found, Oversized):
-                self.services[key], self.oversized[key] = (), found
+                name = whole_service(key)
+                self.services[key], self.refused[name] = (), Refused(found.reason)
                 rules = reject_service(key, found.cluster_ip, options)
-                yield DesiredService(key, (DesiredPort(whole_service(key), rules, 0),))
+                yield DesiredService(key, (DesiredPort(name, rules, 0),))
                 continue
             ports = found
             if portion is not None:
@@ -76,15 +79,8 @@ class Resolution:
                 ports = tuple(_reduced(ports, self._known.ports(key), chains))
                 self.kept |= stay
                 self.reduced |= chains.keys()
-            doubtful = [
-                port
-                for port in ports
-                if port.port.name not in known and quarantine.is_doubtful(port) and self._can_stay(port)
-            ]
             suspects = {port.port.name for port in ports if port.port.name in held}
-            suspects.update(port.port.name for port in doubtful)
             if suspects:
-                self.doubtful += doubtful
                 self.held |= suspects
                 stay |= suspects
                 ports = tuple(port for port in ports if port.port.name not in suspects)
@@ -94,7 +90,7 @@ class Resolution:
                 tuple(
                     DesiredPort(
                         port.port.name,
-                        quarantine.rules(port, options, port.port.name in self._tried),
+                        self._rules(port, quarantine),
                         len(port.selection.verdicts),
                         port.port.name in self.reduced,
                     )
@@ -103,13 +99,12 @@ class Resolution:
                 frozenset(stay),
             )
 
-    def _can_stay(self, port: ResolvedPort) -> bool:
-        """Return whether rules of a port may change, and the tables have no rules for it that nobody owns yet."""
-        name, known = port.port.name, self._known
-        rules = port_rules(port.port, port.selection, self.wanted.context.options)
-        may_change = any(root in known.outdated for root, _ in rules.entries)
-        may_change = may_change or not is_written(known, DesiredPort(name, rules, 0))
-        return may_change and not known.has_unowned_rules(name)
+    def _rules(self, port: ResolvedPort, quarantine: Quarantine) -> PortRules:
+        name, context = port.port.name, self.wanted.context
+        if port.port.protocol is Protocol.SCTP and not context.sctp:
+            self.refused[name] = Refused(_NO_SCTP, rejects_clients=False)
+            return note_rules(port.port)
+        return quarantine.rules(port, context.options, name in self._tried)
 
 
 def is_large_cluster(known: KnownTables, wanted: Wanted, keys: Collection[Key]) -> bool:

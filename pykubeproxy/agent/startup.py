@@ -38,6 +38,7 @@ class OpenedFamily(msgspec.Struct, frozen=True):
             random_fully=self.features.random_fully,
             nfacct=self.features.nfacct,
             tcp_be_liberal=system.read_setting("net/netfilter/nf_conntrack_tcp_be_liberal") == "1",
+            sctp=self.features.sctp,
         )
 
 

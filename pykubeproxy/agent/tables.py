@@ -41,8 +41,9 @@ from pykubeproxy.services.ports import ApiServers, PortName
 from pykubeproxy.services.selection import ResolvedPort
 
 # The attempts of one sync: each further one omits what iptables rejected: service ports, or a dispatch tree. On nft, each
-# finds one port; after ten of a kind, all of the kind are held back.
+# finds one port; after so many, all of a block are suspect.
 _ATTEMPTS = 20
+_FOUND_ALONE = 10
 
 
 class _Chosen(NamedTuple):
@@ -204,7 +205,7 @@ class FamilyTables:
     def _sync(
         self, cluster: Cluster, given: RuleContext, step: Work, turn: frozenset[PortName]
     ) -> SyncReport:
-        for _ in range(_ATTEMPTS):
+        for number in range(_ATTEMPTS):
             stopwatch = _Stopwatch(self._progress)
             wanted = Wanted(cluster, self._fallback.context(given))
             self._follow_context(wanted)
@@ -216,7 +217,7 @@ class FamilyTables:
             try:
                 self._write(attempt)
             except SyncFailed as failed:
-                if not self._leave_out(failed, attempt):
+                if not self._leave_out(failed, attempt, number < _FOUND_ALONE):
                     raise
             else:
                 return self._settle(attempt)
@@ -285,13 +286,10 @@ class FamilyTables:
             if not isinstance(failed.error, Rejected):
                 self._unsure |= attempt.plan.replaced.keys()
             self._gone |= dict.fromkeys(attempt.plan.gone)
-            for port in resolution.doubtful:
-                self._put_back(port.port.name)
             raise
         finally:
             exist = resolution.kept | resolution.held
-            self.quarantine.resolved(resolution.services, resolution.oversized, exist)
-            self.quarantine.hold(resolution.doubtful)
+            self.quarantine.resolved(resolution.services, resolution.refused, exist)
         stopwatch.lap("render")
         stopwatch.move("render", "restore", waited)
 
@@ -302,7 +300,6 @@ class FamilyTables:
         self._known.settle()
         self._replaced = {}
         self._unsure.clear()
-        self.quarantine.served(resolution.ports())
         gone, self._gone = {**self._gone, **dict.fromkeys(plan.gone)}, {}
         left = resolution.kept | plan.unfinished
         self.pending.written(resolution.services.keys(), deferred=left | resolution.reduced, losing=left)
@@ -310,8 +307,11 @@ class FamilyTables:
 
     # Rejected writes.
 
-    def _leave_out(self, failed: SyncFailed, attempt: _Attempt) -> bool:
-        """Find what iptables may have rejected. Return whether the next attempt leaves something out. Raises SyncFailed."""
+    def _leave_out(self, failed: SyncFailed, attempt: _Attempt, alone: bool) -> bool:
+        """Find what iptables may have rejected: one port `alone` if a line tells it, else all of the block.
+
+        Return whether the next attempt leaves something out. Raises SyncFailed.
+        """
         error = failed.error
         if self._fallback.reject(error, attempt.plan):
             return True
@@ -323,7 +323,7 @@ class FamilyTables:
                 return True
             # Only the tables tell what is in force after a failure, or before the first sync.
             is_unknown = self._context is None or self._is_behind or not isinstance(error, Rejected)
-            if owner:
+            if owner and alone:
                 names, live = [owner], self._tables.save(("nat", "filter")) if is_unknown else None
             else:
                 live = self._tables.save(("nat", "filter"))
@@ -350,13 +350,13 @@ class FamilyTables:
         `live` are the tables as read if only they tell what is in force.
         """
         services = dict.fromkeys(name.service_key for name in names)
-        ports = {port.port.name: port for key in services for port in wanted.ports(key)}
-        suspects = [ports[name] for name in names if name in ports]
+        ports = {port.port.name for key in services for port in wanted.ports(key)}
+        suspects = [name for name in names if name in ports]
         if not suspects or not accepts_ordinary_service(self._tables, self._known, wanted.context.options):
             return False
         held, rejecting = self.quarantine.held(), self.quarantine.rejecting()
         quarantined = self.quarantine.suspect(suspects, why)
-        for name in (port.port.name for port in suspects):
+        for name in suspects:
             self._put_back(name)
         if live is not None:
             self._known.claim(self.quarantine.held() - held, live)

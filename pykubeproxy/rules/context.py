@@ -28,20 +28,21 @@ class KernelFacts(msgspec.Struct, frozen=True):
     """The facts about this node's kernel that rules depend on.
 
     `addresses` are those of the node's interfaces, of both families. `tcp_be_liberal` is the sysctl
-    nf_conntrack_tcp_be_liberal. `nfacct` tells whether the counters exist.
+    nf_conntrack_tcp_be_liberal. `nfacct` tells whether the counters exist, `sctp` whether rules can match SCTP ports.
     """
 
     addresses: tuple[str, ...] = ()
     random_fully: bool = True
     nfacct: bool = True
     tcp_be_liberal: bool = False
+    sctp: bool = True
 
 
 class RuleContext(msgspec.Struct, frozen=True):
     """The context of the rules of one family, from the configuration, the Node object and the kernel.
 
-    A Service with more than `max_service_pairs` is not served; 0 means any number. See `AffinityShares.unkept_lists` for
-    `max_affinity_lists`, and `service_ports` for `reserved`.
+    A Service with more than `max_service_pairs` is not served; 0 means any number. Nor are ports of SCTP without `sctp`.
+    See `AffinityShares.unkept_lists` for `max_affinity_lists`, and `service_ports` for `reserved`.
     """
 
     node: NodeTopology
@@ -51,6 +52,7 @@ class RuleContext(msgspec.Struct, frozen=True):
     max_service_pairs: int = 0
     max_affinity_lists: int = 0
     reserved: ReservedAddresses = {}
+    sctp: bool = True
 
     def resolve(
         self, cluster: Cluster, service: Key, only: Container[PortName] | None = None, is_small: bool = False
@@ -111,6 +113,7 @@ def rule_context(
             **dict.fromkeys(_own_pages(config, node, family), Reserved.OWN_PAGES),
             **dict.fromkeys(api_servers_of(api_servers, family), Reserved.API_SERVER),
         },
+        sctp=kernel.sctp,
     )
 
 

@@ -429,10 +429,6 @@ class KnownTables:
                 self._add_chains(name, {chain: self._unused[nat(chain)] for chain in own})
             self.put_back(name, tuple((root, tuple(rules)) for root, rules in found.items()))
 
-    def has_unowned_rules(self, name: PortName) -> bool:
-        """Return whether the tables hold chains of a service port that nobody owns yet: an earlier proxy has served it."""
-        return any(nat(make(name)) in self._unused for make in _TOPS)
-
     def _reachable(self, tops: Iterable[str], live: Ruleset) -> dict[str, None]:
         """Return the chains without an owner among some chains of a service port, and below them."""
         found: dict[str, None] = {}

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import names, skeleton
-from pykubeproxy.rules.digests import ABSENT, EMPTY, digest
+from pykubeproxy.rules.digests import ABSENT, EMPTY
 from pykubeproxy.rules.dispatch import SharedEntries, Tree
 from pykubeproxy.rules.known import (
     MISSING_CHAIN,
@@ -451,16 +451,6 @@ class Plan:
             yield _emptied(keys, [key for key in keys if key in kept])
         for keys in _portions(tuple(key for key in gone if key not in kept), limit):
             yield Chunk(delete_chains(key.chain for key in keys), facts=(ChainsDeleted(keys),))
-
-
-def is_written(known: KnownTables, port: DesiredPort) -> bool:
-    """Return whether the tables hold all own chains of a port with the desired rules."""
-    held = known.port(port.name)
-    chains = held.chains() if held else {}
-    return all(
-        (chains.get(name) or known.chain(nat(name))).digest == digest(nat(name), rules)
-        for name, rules in port.rules.chains()
-    )
 
 
 def most_chains(least: int, table: int) -> int:

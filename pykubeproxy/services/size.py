@@ -24,6 +24,10 @@ class Oversized(msgspec.Struct, frozen=True):
     pairs: int
     limit: int
 
+    @property
+    def reason(self) -> str:
+        return f"it has {self.pairs} pairs of a port and an endpoint or address, more than maxServicePairs, {self.limit}"
+
 
 def count_pairs(cluster: Cluster, key: Key, family: Family) -> int:
     """Return the cost of a Service in one family: its pairs of a port and an endpoint, or of a port and an address.

@@ -91,7 +91,7 @@ def test_a_search_goes_on_until_the_rejected_service_is_found(loop: Loop) -> Non
 def test_drift_and_changes_do_not_wait_for_a_search(loop: Loop) -> None:
     """Not longer than for one try."""
     on_legacy(loop)
-    loop.live.rejects = lambda rule: "--to-destination 10.244.0." in rule
+    loop.live.rejects = lambda rule: "--to-destination 10.244.0." in rule and "7:8080" in rule
     served: list[tuple[float, bool]] = []
 
     def slow(text: str) -> None:
