@@ -150,17 +150,17 @@ class Pending:
 
         All namespaces get about the same number of pairs, so one with few changes does not wait.
         """
-        used: Counter[str] = Counter()
-        totals, deferred = [], self.deferred.services()
-        for pairs, key in sorted((pairs, key) for key, pairs in costs.items()):
-            counted = 0 if key in free or key in deferred else pairs
-            used[key.namespace] += counted
-            totals.append((used[key.namespace] if counted else pairs, key, counted))
-        too_many: set[Key] = set()
         most = left = self.budget.changes
-        for total, key, counted in sorted(totals):
-            if key not in deferred and total <= most and counted <= left:
-                left -= counted
+        too_many = self.deferred.services() & costs.keys()
+        too_many |= {key for key, pairs in costs.items() if pairs > most}
+        used: Counter[str] = Counter()
+        totals = []
+        for pairs, key in sorted((costs[key], key) for key in costs.keys() - free - too_many):
+            used[key.namespace] += pairs
+            totals.append((used[key.namespace], key, pairs))
+        for total, key, pairs in sorted(totals):
+            if total <= most and pairs <= left:
+                left -= pairs
             else:
                 too_many.add(key)
         return too_many

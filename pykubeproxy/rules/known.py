@@ -18,7 +18,7 @@ import msgspec
 
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import names, skeleton
-from pykubeproxy.rules.digests import ABSENT, CHAIN_ENTRIES, EMPTY, digest
+from pykubeproxy.rules.digests import ABSENT, CHAIN_ENTRIES, EMPTY, digest, own_digest
 from pykubeproxy.rules.dispatch import SharedEntries, rules_by_chain
 from pykubeproxy.rules.iptables_save import parse_rule, parse_target
 from pykubeproxy.rules.ownership import is_ours, is_owned, referenced_by_others, with_branches
@@ -74,7 +74,7 @@ class KnownPort(msgspec.Struct, frozen=True):
             name=msgspec.structs.replace(name),
             endpoints=endpoints,
             names=" ".join([chain for chain, _ in chains]),
-            digests=array("q", [digest(nat(chain), rules) for chain, rules in chains]),
+            digests=array("q", [own_digest(rules) for _, rules in chains]),
             sizes=array("I", [len(rules) for _, rules in chains]),
             entries=entries,
         )
@@ -285,8 +285,14 @@ class KnownTables:
                 rules[service] = rules_by_chain(
                     (port.entries for port in self.ports(service)) if ports is None else ports.values()
                 )
-            now = {service: rules[service].get(root, ()) for service in services}
-            found[root] = (known or SharedEntries(root)).with_services(now)
+            before = known or SharedEntries(root)
+            found[root] = before.with_services(
+                {
+                    service: rules[service].get(root, ())
+                    for service in services
+                    if root in rules[service] or service in before.services
+                }
+            )
         return found
 
     def deletion_order(self, unused: Mapping[ChainKey, KnownChain]) -> tuple[list[ChainKey], list[ChainKey]]:

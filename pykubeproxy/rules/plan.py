@@ -278,18 +278,23 @@ class Plan:
             {name: unused[key] for name, _ in rendered if (key := nat(name)) in unused} if unused else {}
         )
         self._claimed.update(map(nat, adopted))
-        was = [held.get(name) or adopted.get(name, MISSING_CHAIN) for name, _ in rendered]
+        was = {**adopted, **held}
         if port.reduced:
-            both = zip(now.chains().items(), was, strict=True)
             now = now.holding(
-                {name: old if names.is_endpoint_chain(name) else new for (name, new), old in both}
+                {
+                    name: was.get(name, MISSING_CHAIN) if names.is_endpoint_chain(name) else new
+                    for name, new in now.chains().items()
+                }
             )
-        chains: list[Chain] = []
-        is_new = True
-        for (name, rules), after, old in zip(rendered, now.digests, was, strict=True):
-            if old.digest != after:
-                chains.append(Chain(nat(name), rules))
-                is_new = is_new and old.digest == ABSENT
+        both = zip(rendered, now.digests, strict=True)
+        chains = [
+            Chain(nat(name), rules)
+            for (name, rules), after in both
+            if was.get(name, MISSING_CHAIN).digest != after
+        ]
+        is_new = not any(
+            was.get(chain.key.chain, MISSING_CHAIN).digest != ABSENT for chain in (chains if was else ())
+        )
         if (portion := self._portion(port.name, chains)) is not None:
             self.unfinished.add(port.name)
             part = OwnChains(portion, (), (PortPart(port.name, adopted),), part_of=port.name)

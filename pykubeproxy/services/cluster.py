@@ -1,9 +1,8 @@
 """The current Services, EndpointSlices and Nodes of the cluster, and which Services keep session affinity."""
 
 import itertools
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -132,8 +131,18 @@ class ServiceChange(NamedTuple):
     That is a port, an address or a usable endpoint. Its rules must lose it at once; what a Service gains may wait.
     """
 
-    objects: Counter[Family]
+    ipv4: int = 0
+    ipv6: int = 0
     loses: bool = False
+
+    @classmethod
+    def of_one(cls, families: Collection[Family], loses: bool = False) -> Self:
+        """Return the change by one object that has an effect in these families."""
+        return cls(Family.IPV4 in families, Family.IPV6 in families, loses)
+
+    def objects(self, families: Collection[Family]) -> int:
+        """Return how many objects have changed in these families; one counts in each."""
+        return self.ipv4 * (Family.IPV4 in families) + self.ipv6 * (Family.IPV6 in families)
 
 
 ChangedServices = dict[Key, ServiceChange]
@@ -177,7 +186,7 @@ class Cluster:
                 changes = self._remove(kind, key)
         for key in self._changed_affinity(changes):
             if service := self._services.get(key):
-                changes[key] = _either(changes.get(key), ServiceChange(Counter(families_of(service))))
+                changes[key] = _either(changes.get(key), ServiceChange.of_one(families_of(service)))
         return changes
 
     def has_listed(self, *kinds: Kind) -> bool:
@@ -242,14 +251,14 @@ class Cluster:
                     return {}
                 self._services[key] = object_
                 families = families_of(object_).union(families_of(before) if before else ())
-                return {key: ServiceChange(Counter(families), loses=before is not None)}
+                return {key: ServiceChange.of_one(families, loses=before is not None)}
             case EndpointSlice():
                 known = self._slices.get(key)
                 if known == object_:
                     return {}
                 # A changed label moves the slice to another Service; both are affected.
                 changes = self._remove(Kind.ENDPOINT_SLICE, key)
-                service_key, change = object_.service_key, ServiceChange(Counter(families_of(object_)))
+                service_key, change = object_.service_key, ServiceChange.of_one(families_of(object_))
                 self._slices[key] = object_
                 self._slices_of.setdefault(service_key, {})[object_.name] = object_
                 if known and known.service_key == service_key:
@@ -263,7 +272,7 @@ class Cluster:
                 return {}
             case Kind.SERVICE:
                 service = self._services.pop(key, None)
-                return {key: ServiceChange(Counter(families_of(service)), loses=True)} if service else {}
+                return {key: ServiceChange.of_one(families_of(service), loses=True)} if service else {}
             case Kind.ENDPOINT_SLICE:
                 slice_ = self._slices.pop(key, None)
                 if slice_ is None:
@@ -272,7 +281,7 @@ class Cluster:
                 del siblings[slice_.name]
                 if not siblings:
                     del self._slices_of[slice_.service_key]
-                return {slice_.service_key: ServiceChange(Counter(families_of(slice_)), loses=True)}
+                return {slice_.service_key: ServiceChange.of_one(families_of(slice_), loses=True)}
 
 
 def _with_last_known(node: Node, before: Node | None) -> Node:
@@ -304,14 +313,18 @@ def _loses(before: EndpointSlice, after: EndpointSlice) -> bool:
 
 
 def _either(one: ServiceChange | None, other: ServiceChange) -> ServiceChange:
-    """Join two changes of one object: the union of two counters is their maximum."""
-    return ServiceChange(one.objects | other.objects, one.loses or other.loses) if one else other
+    """Join two changes by one object."""
+    if one is None:
+        return other
+    return ServiceChange(max(one.ipv4, other.ipv4), max(one.ipv6, other.ipv6), one.loses or other.loses)
 
 
 def _merged(changes: Iterable[ChangedServices]) -> ChangedServices:
     merged: ChangedServices = {}
     for changed in changes:
         for key, change in changed.items():
-            before = merged.get(key, ServiceChange(Counter()))
-            merged[key] = ServiceChange(before.objects + change.objects, before.loses or change.loses)
+            if before := merged.get(key):
+                ipv4, ipv6 = before.ipv4 + change.ipv4, before.ipv6 + change.ipv6
+                change = ServiceChange(ipv4, ipv6, before.loses or change.loses)
+            merged[key] = change
     return merged

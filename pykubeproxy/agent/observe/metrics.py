@@ -72,8 +72,7 @@ def count_event(event: Event, changes: ChangedServices, families: Collection[Fam
         case Updated(EndpointSlice() as slice_):
             return Kind.ENDPOINT_SLICE, len(families_of(slice_).intersection(families))
         case Listed(Kind.ENDPOINT_SLICE) | Deleted(Kind.ENDPOINT_SLICE):
-            count = sum(change.objects[family] for change in changes.values() for family in families)
-            return Kind.ENDPOINT_SLICE, count
+            return Kind.ENDPOINT_SLICE, sum(change.objects(families) for change in changes.values())
     return Kind.NODE, 0
 
 
@@ -314,9 +313,7 @@ class Metrics:
         if kind not in self._changes:
             return
         self._changes[kind].inc(count)
-        waiting = {
-            key: sum(change.objects[family] for family in self._families) for key, change in changes.items()
-        }
+        waiting = {key: change.objects(self._families) for key, change in changes.items()}
         self._pending[kind].update(key for key, changed in waiting.items() if changed)
         self._service_changes_pending.set(len(self._pending[Kind.SERVICE]))
         if kind is Kind.ENDPOINT_SLICE:

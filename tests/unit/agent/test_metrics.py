@@ -2,7 +2,6 @@
 
 import pickle
 import re
-from collections import Counter
 from collections.abc import Iterable
 from fnmatch import fnmatch
 
@@ -70,7 +69,7 @@ def bounds(metric: Metric) -> list[str]:
 
 def changed(metrics: Metrics, kind: Kind, *services: str) -> None:
     """Apply an event of this kind that changes these Services in IPv4."""
-    changes = {Key("ns", name): ServiceChange(Counter({V4: 1})) for name in services}
+    changes = {Key("ns", name): ServiceChange(ipv4=1) for name in services}
     metrics.notice(EventApplied(Deleted(kind, Key("ns", "object")), changes))
 
 

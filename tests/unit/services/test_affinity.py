@@ -149,7 +149,10 @@ def test_readiness_and_the_node_change_nothing() -> None:
 
 
 def objects_of(changes: ChangedServices) -> Mapping[Key, Mapping[Family, int]]:
-    return {key: change.objects for key, change in changes.items()}
+    return {
+        key: {family: count for family in Family if (count := change.objects({family}))}
+        for key, change in changes.items()
+    }
 
 
 def test_services_that_keep_or_lose_affinity_count_as_changed() -> None:
