@@ -1,7 +1,8 @@
 """The known tables: which chains of ours one family's tables hold, and who owns each. True after every committed block.
 
 A plan (`plan.py`) turns the difference to the desired rules into chunks of restore input. Each chunk carries the facts that
-hold once its block is in force: `KnownTables.commit` records them, and nothing else does but reading the tables.
+hold once its block is in force: `KnownTables.commit` records them. Besides, only what was read changes what chains hold;
+all other methods change owners and entries.
 """
 
 import contextlib

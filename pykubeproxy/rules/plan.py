@@ -1,8 +1,9 @@
 """Plan how the tables of one family get the desired rules: chunks of restore input, in an order that interrupts no service.
 
-First, nat gets the own chains that are new: nothing leads to them yet, so they are written as they are rendered. Then
-filter gains the rules that reject or drop, and keeps its old ones. Then the chains of nat change that packets visit, its
-shared chains last. Then unused chains are deleted, and last, filter loses the rules that no longer hold.
+First, filter gains the rules that reject or drop, and keeps its old ones. Then the chains of nat change, the shared ones
+after those to which they lead, and unused chains are deleted. Last, filter loses the rules that no longer hold. New own
+chains that fill a block go before all of this, as they are rendered, for nothing leads to them yet. On legacy, where a
+block is a whole table, all of nat comes first if it leads to no service yet.
 """
 
 import itertools
