@@ -136,7 +136,7 @@ class Agent:
         arrived, listed = self._mailbox.waiting_since(), isinstance(event, Listed)
         for family in self._families:
             of_family = {
-                key: change.loses for key, change in changes.items() if change.objects({family.family})
+                key: change.loses for key, change in changes.items() if change.objects((family.family,))
             }
             if of_family:
                 family.request(arrived, of_family, listed)

@@ -28,7 +28,7 @@ class PortGroup(NamedTuple):
     """Service ports to try together, and how many writes with all of them were rejected."""
 
     names: tuple[PortName, ...]
-    rejections: int = 0
+    rejections: int
 
     def parts(self) -> tuple[tuple[PortName, ...], tuple[PortName, ...]]:
         """Return the ports to try next, and the others: halves if all of them were rejected together."""

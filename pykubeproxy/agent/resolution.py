@@ -16,8 +16,9 @@ from pykubeproxy.services.ports import PortName, whole_service
 from pykubeproxy.services.selection import ResolvedPort
 from pykubeproxy.services.size import Oversized
 
-_NO_SCTP = (
-    "this node cannot match SCTP ports: it lacks the kernel module xt_sctp or the iptables extension sctp"
+_NO_SCTP = Refused(
+    "this node cannot match SCTP ports: it lacks the kernel module xt_sctp or the iptables extension sctp",
+    rejects_clients=False,
 )
 
 
@@ -84,6 +85,9 @@ class Resolution:
                 self.held |= suspects
                 stay |= suspects
                 ports = tuple(port for port in ports if port.port.name not in suspects)
+            if not self.wanted.context.sctp:
+                unmatched = (port.port.name for port in ports if port.port.protocol is Protocol.SCTP)
+                self.refused |= dict.fromkeys(unmatched, _NO_SCTP)
             self.services[key] = ports
             yield DesiredService(
                 key,
@@ -100,11 +104,10 @@ class Resolution:
             )
 
     def _rules(self, port: ResolvedPort, quarantine: Quarantine) -> PortRules:
-        name, context = port.port.name, self.wanted.context
-        if port.port.protocol is Protocol.SCTP and not context.sctp:
-            self.refused[name] = Refused(_NO_SCTP, rejects_clients=False)
+        name = port.port.name
+        if name in self.refused:
             return note_rules(port.port)
-        return quarantine.rules(port, context.options, name in self._tried)
+        return quarantine.rules(port, self.wanted.context.options, name in self._tried)
 
 
 def is_large_cluster(known: KnownTables, wanted: Wanted, keys: Collection[Key]) -> bool:

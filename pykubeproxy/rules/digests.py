@@ -20,18 +20,9 @@ def comparable(key: ChainKey, rules: Rules) -> Rules:
     """Return the rules of a chain without the comments that do not count."""
     if key.table != "nat" or not names.is_owned(key.chain):
         return rules
-    return _without_comments(rules)
+    return tuple([without_comment(rule) for rule in rules])
 
 
 def digest(key: ChainKey, rules: Rules) -> int:
     """Return the digest of a chain."""
     return hash(comparable(key, rules))
-
-
-def own_digest(rules: Rules) -> int:
-    """Return the digest of an own chain of a service port."""
-    return hash(_without_comments(rules))
-
-
-def _without_comments(rules: Rules) -> Rules:
-    return tuple([without_comment(rule) for rule in rules])

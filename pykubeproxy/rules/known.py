@@ -19,7 +19,7 @@ import msgspec
 
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import names, skeleton
-from pykubeproxy.rules.digests import ABSENT, CHAIN_ENTRIES, EMPTY, digest, own_digest
+from pykubeproxy.rules.digests import ABSENT, CHAIN_ENTRIES, EMPTY, digest
 from pykubeproxy.rules.dispatch import SharedEntries, rules_by_chain
 from pykubeproxy.rules.iptables_save import parse_rule, parse_target
 from pykubeproxy.rules.ownership import is_ours, is_owned, referenced_by_others, with_branches
@@ -75,7 +75,7 @@ class KnownPort(msgspec.Struct, frozen=True):
             name=msgspec.structs.replace(name),
             endpoints=endpoints,
             names=" ".join([chain for chain, _ in chains]),
-            digests=array("q", [own_digest(rules) for _, rules in chains]),
+            digests=array("q", [digest(nat(chain), rules) for chain, rules in chains]),
             sizes=array("I", [len(rules) for _, rules in chains]),
             entries=entries,
         )

@@ -293,9 +293,7 @@ class Plan:
             for (name, rules), after in both
             if was.get(name, MISSING_CHAIN).digest != after
         ]
-        is_new = not any(
-            was.get(chain.key.chain, MISSING_CHAIN).digest != ABSENT for chain in (chains if was else ())
-        )
+        is_new = all(was.get(chain.key.chain, MISSING_CHAIN).digest == ABSENT for chain in chains)
         if (portion := self._portion(port.name, chains)) is not None:
             self.unfinished.add(port.name)
             part = OwnChains(portion, (), (PortPart(port.name, adopted),), part_of=port.name)

@@ -71,7 +71,17 @@ def test_many_rejected_services_are_found(synced: SyncedFamily) -> None:
     assert set(quarantined(report)) == {f"svc{number}" for number in range(1, 200, 2)}
     assert all(it.reason for it in report.quarantined)
     assert len(synced.targets()) == 200
+    assert len(synced.live.texts) < 600  # six for each of them
     synced.check_known()
+
+
+def test_many_rejected_services_take_no_others_with_them(synced: SyncedFamily) -> None:
+    """A tenant may have many of which nothing but the endpoints is special."""
+    bad = [Updated(slice_of(f"10.246.0.{number}", service=f"svc{number}")) for number in range(1, 101)]
+    synced.live.rejects = lambda rule: "--to-destination 10.246." in rule
+    report = synced.sync_and_retry(*numbered(*range(1, 301)), *bad)
+    assert set(quarantined(report)) == {f"svc{number}" for number in range(1, 101)}
+    assert len(synced.targets()) == 200
 
 
 def test_services_of_sctp_are_refused_on_a_node_without_it(synced: SyncedFamily) -> None:
@@ -249,6 +259,16 @@ def test_many_services_with_rejected_entries_fail_no_sync() -> None:
     assert report.held >= 59
     assert len(quarantined(synced.sync_and_retry())) == 59
     assert len(synced.targets()) == 40
+
+
+def test_rejected_services_take_no_later_one_with_them(synced: SyncedFamily) -> None:
+    """Each of these is tried on its own."""
+    synced.live.rejects = lambda rule: "--to-destination 10.246." in rule
+    bad = [Updated(slice_of(f"10.246.0.{n}", service=f"svc{n}")) for n in range(1, 26)]
+    synced.sync_and_retry(*numbered(*range(1, 25)), *bad[:24])
+    report = synced.sync_and_retry(*numbered(25, 26), bad[24])
+    assert len(quarantined(report)) == 25
+    assert synced.targets() == {"10.244.0.26:8080"}
 
 
 def test_a_foreign_rule_quarantines_no_service(synced: SyncedFamily) -> None:
